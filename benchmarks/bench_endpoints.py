@@ -1,4 +1,4 @@
-"""Two promises about many steps: K slow endpoints cost the time of one, and nothing is kept for ever.
+"""Two promises about many steps: K slow endpoints cost the time of one; nothing is kept for ever.
 
 ``python benchmarks/bench_endpoints.py [--steps 200000] [--json FILE]``
 """

@@ -1,7 +1,7 @@
 """What a step costs, beside everything else that steps a vector of environments.
 
-``python benchmarks/bench_step.py [--quick] [--json FILE]``. The figures are seconds of one run on one machine; only
-their ratios travel. The released ``rlmesh`` package is measured when it is installed.
+``python benchmarks/bench_step.py [--quick] [--json FILE]``. The figures are seconds of one run on
+one machine; only their ratios travel. The released ``rlmesh`` package is measured when installed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib.util
 import os
 import queue
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import grpc
@@ -57,7 +57,7 @@ def _stepper(envs, actions):
 
 def _one_case(env_id: str, num_envs: int, folder: Path, rounds: int) -> dict[str, Timing]:
     with ExitStack() as stack:
-        single = stack.enter_context(_closing(gym.make(env_id)))
+        single = stack.enter_context(closing(gym.make(env_id)))
         space = single.action_space
         space.seed(0)
         actions = gym.vector.utils.batch_space(space, num_envs)
@@ -67,7 +67,7 @@ def _one_case(env_id: str, num_envs: int, folder: Path, rounds: int) -> dict[str
 
         for name, mode in (("SyncVectorEnv", "sync"), ("AsyncVectorEnv", "async")):
             envs = stack.enter_context(
-                _closing(gym.make_vec(env_id, num_envs=num_envs, vectorization_mode=mode))
+                closing(gym.make_vec(env_id, num_envs=num_envs, vectorization_mode=mode))
             )
             contenders[name] = _stepper(envs, batch)
 
@@ -134,17 +134,6 @@ def _bare_single(bare: BareStream, step: bytes, reset: bytes):
         bare.round_trip(step)
 
     return call
-
-
-class _closing:
-    def __init__(self, env) -> None:
-        self._env = env
-
-    def __enter__(self):
-        return self._env
-
-    def __exit__(self, *exc: object) -> None:
-        self._env.close()
 
 
 def _ratios(results: dict[str, dict[str, Timing]]) -> list[tuple[str, ...]]:

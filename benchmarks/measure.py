@@ -1,4 +1,4 @@
-"""Side-by-side timing: every contender runs in turn, round after round, so that they share the machine's moods."""
+"""Side-by-side timing: contenders take turns, so that they share the machine's moods."""
 
 from __future__ import annotations
 
