@@ -1,0 +1,308 @@
+"""Episodes on disk: one JSON line each, written as they end, resumed and merged by their key.
+
+A run may be killed at any byte. What was written before stays readable, and a run that goes on in
+the same directory continues after the last whole line. This module knows files and dictionaries,
+nothing of environments or of the run loop.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from typing_extensions import Self
+
+from rlmesh_gym.errors import ClosedError, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import TracebackType
+
+__all__ = [
+    "EPISODES_CSV",
+    "EPISODES_JSONL",
+    "EpisodeFile",
+    "EpisodeJournal",
+    "EpisodeKey",
+    "episode_key",
+    "jsonable",
+    "read_episodes",
+    "remaining_seeds",
+    "repeat_counts",
+    "write_episodes_csv",
+]
+
+EPISODES_JSONL = "episodes.jsonl"
+EPISODES_CSV = "episodes.csv"
+
+Row = dict[str, Any]
+_NON_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
+
+
+class EpisodeKey(NamedTuple):
+    """What makes an episode the same episode, wherever its line is found.
+
+    Two lines with one key are *duplicates*: the same rollout, copied. Two keys that differ in the
+    id alone are *repeats*: the same environment and seed, rolled out twice.
+    """
+
+    env: str
+    seed: int | None
+    episode_id: str
+
+
+def episode_key(row: Mapping[str, Any]) -> EpisodeKey:
+    """The key of one row (``env_id``, ``seed``, ``episode_id``)."""
+    seed = row.get("seed")
+    return EpisodeKey(
+        str(row.get("env_id", "")), None if seed is None else int(seed), str(row["episode_id"])
+    )
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON data for ``value``, whatever an environment put into it.
+
+    Arrays become nested lists, numpy scalars Python numbers, bytes hexadecimal text, and what JSON
+    does not know its ``repr``. JSON has no NaN: non-finite floats become the strings ``"NaN"``,
+    ``"Infinity"`` and ``"-Infinity"``, which ``float()`` reads back.
+    """
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    plain: Any
+    if value is None or isinstance(value, (bool, str, int)):
+        plain = value
+    elif isinstance(value, float):
+        plain = value if math.isfinite(value) else _NON_FINITE.get(value, "NaN")
+    elif isinstance(value, dict):
+        plain = {str(key): jsonable(item) for key, item in value.items()}
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        plain = [jsonable(item) for item in value]
+    elif isinstance(value, (bytes, bytearray)):
+        plain = bytes(value).hex()
+    else:
+        plain = repr(value)
+    return plain
+
+
+@dataclass(frozen=True)
+class EpisodeFile:
+    """What a file of episodes holds.
+
+    Attributes:
+        rows: One dictionary per readable line, in the file's order, duplicates included.
+        damaged: Lines that are no episode, such as one cut off by a kill.
+        whole_bytes: Length of the file up to the end of its last whole line.
+    """
+
+    rows: tuple[Row, ...]
+    damaged: int
+    whole_bytes: int
+
+
+def read_episodes(path: str | os.PathLike[str]) -> EpisodeFile:
+    """Read a file of episodes, or a directory's ``episodes.jsonl``.
+
+    A line that was cut off, or that is no episode, is counted and passed over.
+
+    Raises:
+        ConfigurationError: There is no such file.
+    """
+    source = _journal_path(path)
+    try:
+        data = source.read_bytes()
+    except FileNotFoundError:
+        message = f"{source} does not exist; give the --report directory of an earlier run"
+        raise ConfigurationError(message) from None
+    except OSError as error:
+        message = f"{source} cannot be read: {error.strerror or error}"
+        raise ConfigurationError(message) from error
+    rows: list[Row] = []
+    damaged = 0
+    whole = 0
+    for line in data.splitlines(keepends=True):
+        row = _parse(line)
+        if row is not None:
+            rows.append(row)
+        elif line.strip():
+            damaged += 1
+        # A whole episode that lost only its newline is kept; the journal adds the newline.
+        if line.endswith(b"\n") or row is not None:
+            whole += len(line)
+    return EpisodeFile(tuple(rows), damaged, whole)
+
+
+def remaining_seeds(wanted: Sequence[int], rows: Iterable[Mapping[str, Any]]) -> list[int]:
+    """The seeds of ``wanted`` that ``rows`` have not finished, in order.
+
+    A seed that is wanted twice needs two finished episodes. Interrupted episodes do not count.
+    """
+    finished = Counter(
+        row["seed"]
+        for row in _distinct(rows)
+        if row.get("seed") is not None and not row.get("interrupted")
+    )
+    remaining = []
+    for seed in wanted:
+        if finished[seed] > 0:
+            finished[seed] -= 1
+        else:
+            remaining.append(seed)
+    return remaining
+
+
+def repeat_counts(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], int]:
+    """For every (environment, seed) rolled out more than once: how often, duplicates aside."""
+    keys = {episode_key(row) for row in rows if not row.get("interrupted")}
+    counts = Counter((key.env, key.seed) for key in keys if key.seed is not None)
+    return {pair: count for pair, count in counts.items() if count > 1}
+
+
+class EpisodeJournal:
+    """The ``episodes.jsonl`` of one report directory, open for appending.
+
+    Opening reads what an earlier run left there and cuts off a half-written last line. Every
+    episode is one ``write`` to the file descriptor, so that a killed process loses at most the
+    line it was writing.
+
+    Args:
+        directory: The report directory; it is made when missing.
+
+    Raises:
+        ConfigurationError: The directory or the file cannot be written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        self.path = self.directory / EPISODES_JSONL
+        self.damaged = 0
+        self._descriptor: int | None = None
+        self._rows: list[Row] = []
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                self._take_in()
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            message = f"cannot write episodes to {self.path}: {error.strerror or error}"
+            raise ConfigurationError(message) from error
+        self._keys = {episode_key(row) for row in self._rows}
+
+    def _take_in(self) -> None:
+        """Read the earlier lines and leave the file at the end of its last whole one."""
+        earlier = read_episodes(self.path)
+        self.damaged = earlier.damaged
+        self._rows = _distinct(earlier.rows)
+        with self.path.open("rb+") as file:
+            file.truncate(earlier.whole_bytes)
+            if earlier.whole_bytes:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Every distinct episode, earlier runs' included, in the order of writing."""
+        return tuple(self._rows)
+
+    def append(self, row: Mapping[str, Any]) -> bool:
+        """Write one episode.
+
+        Args:
+            row: At least ``episode_id``; ``env_id`` and ``seed`` complete the key.
+
+        Returns:
+            Whether it was new. A duplicate is not written again.
+
+        Raises:
+            ClosedError: After ``close``.
+            OSError: The disk does not take it.
+        """
+        if self._descriptor is None:
+            message = f"the journal {self.path} is closed"
+            raise ClosedError(message)
+        plain: Row = jsonable(dict(row))
+        key = episode_key(plain)
+        if key in self._keys:
+            return False
+        _write_all(self._descriptor, _line(plain))
+        self._keys.add(key)
+        self._rows.append(plain)
+        return True
+
+    def close(self) -> None:
+        """Put everything on the disk and close; further calls do nothing."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def write_episodes_csv(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
+    """Write rows as a CSV table; nested values become JSON text in their cell.
+
+    The columns are the keys of all rows, in order of first appearance.
+    """
+    listed = list(rows)
+    columns = list(dict.fromkeys(key for row in listed for key in row))
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        for row in listed:
+            writer.writerow([_cell(row.get(column)) for column in columns])
+
+
+def _cell(value: Any) -> Any:
+    plain = jsonable(value)
+    if isinstance(plain, (dict, list)):
+        return json.dumps(plain, ensure_ascii=False)
+    return "" if plain is None else plain
+
+
+def _journal_path(path: str | os.PathLike[str]) -> Path:
+    given = Path(path)
+    return given / EPISODES_JSONL if given.is_dir() or not given.suffix else given
+
+
+def _line(row: Row) -> bytes:
+    # ASCII only: no reader takes an exotic line separator in a string for the end of a line.
+    return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _parse(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+        episode_key(row)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _distinct(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+    first: dict[EpisodeKey, Row] = {}
+    for row in rows:
+        first.setdefault(episode_key(row), dict(row))
+    return list(first.values())
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
