@@ -1,0 +1,283 @@
+"""A Gymnasium vector env over scalar envs, stepped one after the other in this process.
+
+Values, infos and masks are those of ``gymnasium.vector.SyncVectorEnv``. It differs where that one
+costs time or truth: observations are written once into buffers that are used again (no deep copy),
+and under SAME_STEP the terminal observation and info are copied before the lane is reset, so a lane
+that changes its arrays in place cannot overwrite them. It knows nothing of the wire.
+"""
+
+from __future__ import annotations
+
+from copy import copy as shallow_copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from rlmesh_gym.errors import ConfigurationError, ResetNeededError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import gymnasium as gym
+    from numpy.typing import NDArray
+
+    StepResult = tuple[
+        Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
+    ]
+
+__all__ = ["LaneVector", "as_flag", "as_reward", "detached"]
+
+
+def detached(value: Any) -> Any:
+    """Copy ``value`` as deep as its containers and arrays go; other objects stay as they are."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        result = shallow_copy(value)
+        for key, item in value.items():
+            result[key] = detached(item)
+        return result
+    if isinstance(value, list):
+        return [detached(item) for item in value]
+    if type(value) is tuple:
+        return tuple(detached(item) for item in value)
+    return value
+
+
+def as_reward(value: Any, lane: int) -> float:
+    """Read one lane's reward: anything with exactly one number in it.
+
+    Raises:
+        TypeError: ``value`` is no number, or holds none or several.
+    """
+    if type(value) is float:
+        return value
+    if isinstance(value, np.ndarray):
+        if value.size == 1:
+            return float(value.reshape(-1)[0])
+    elif value is not None and not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    message = f"lane {lane}: the reward must be one number, got {value!r}"
+    raise TypeError(message)
+
+
+def as_flag(value: Any, name: str, lane: int) -> bool:
+    """Read ``terminated`` or ``truncated``: ``bool``, ``np.bool_`` or a bool array of one element.
+
+    Raises:
+        TypeError: ``value`` is anything else, an ``int`` included.
+    """
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_) or (
+        isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1
+    ):
+        return bool(value)
+    message = f"lane {lane}: {name} must be a bool, got {value!r}"
+    raise TypeError(message)
+
+
+class LaneVector(VectorEnv[Any, Any, Any]):
+    """Vector env over scalar envs, in any autoreset mode.
+
+    Args:
+        envs: Scalar envs with equal spaces; this object owns and closes them.
+        autoreset_mode: When a lane whose episode ended is reset.
+        copy: Return fresh observation arrays. With False every call returns the same arrays, valid
+            until the next one, which is all that a server needs.
+
+    Raises:
+        ConfigurationError: No envs, or their spaces differ.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[gym.Env[Any, Any]],
+        *,
+        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+        copy: bool = True,
+    ) -> None:
+        super().__init__()
+        self.envs = list(envs)
+        if not self.envs:
+            message = "a vector needs at least one environment"
+            raise ConfigurationError(message)
+        first = self.envs[0]
+        for lane, env in enumerate(self.envs):
+            if env.observation_space != first.observation_space:
+                message = (
+                    f"lane {lane} has observation space {env.observation_space}, "
+                    f"lane 0 has {first.observation_space}"
+                )
+                raise ConfigurationError(message)
+            if env.action_space != first.action_space:
+                message = (
+                    f"lane {lane} has action space {env.action_space}, "
+                    f"lane 0 has {first.action_space}"
+                )
+                raise ConfigurationError(message)
+        self.num_envs = len(self.envs)
+        self.autoreset_mode = autoreset_mode
+        self.copy = copy
+        self.metadata = {**first.metadata, "autoreset_mode": autoreset_mode}
+        self.render_mode = first.render_mode
+        self.single_observation_space = first.observation_space
+        self.single_action_space = first.action_space
+        self.observation_space = batch_space(first.observation_space, self.num_envs)
+        self.action_space = batch_space(first.action_space, self.num_envs)
+        # What lanes that were never reset show until then.
+        blank = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
+        self._lane_observations = list(iterate(self.observation_space, blank))
+        self._buffer: Any = create_empty_array(
+            self.single_observation_space, n=self.num_envs, fn=np.zeros
+        )
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+
+    @classmethod
+    def adopt(cls, envs: SyncVectorEnv, *, copy: bool = False) -> LaneVector:
+        """Drive the lanes of ``envs`` in its stead; close this one, not both."""
+        lanes = cls(envs.envs, autoreset_mode=envs.autoreset_mode, copy=copy)
+        lanes.metadata = dict(envs.metadata)
+        lanes.render_mode = envs.render_mode
+        lanes.spec = envs.spec
+        return lanes
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset every lane, or those that ``options["reset_mask"]`` marks.
+
+        Args:
+            seed: None, one int ``s`` (lane ``i`` gets ``s + i``), or one per lane.
+            options: Passed to every lane that is reset, without ``reset_mask``, a bool array of
+                shape ``(num_envs,)``. The mapping itself is left as it is.
+
+        Returns:
+            Observations of all lanes, unmasked ones showing their last; infos of the reset ones.
+        """
+        seeds = self._seeds(seed)
+        lane_options = None if options is None else dict(options)
+        lanes: Sequence[int] = range(self.num_envs)
+        if lane_options is not None and "reset_mask" in lane_options:
+            lanes = np.flatnonzero(self._mask(lane_options.pop("reset_mask"))).tolist()
+        infos: dict[str, Any] = {}
+        for lane in lanes:
+            observation, info = self.envs[lane].reset(seed=seeds[lane], options=lane_options)
+            self._lane_observations[lane] = observation
+            self._ended[lane] = False
+            if info:
+                infos = self._add_info(infos, info, lane)
+        return self._observations(), infos
+
+    def step(self, actions: Any) -> StepResult:
+        """Step every lane, and reset those whose turn it is.
+
+        Args:
+            actions: Batch from ``action_space``.
+
+        Returns:
+            Gymnasium's five; rewards float64, flags bool, each of shape ``(num_envs,)`` and fresh.
+        """
+        each = list(iterate(self.action_space, actions))
+        if len(each) != self.num_envs:
+            message = f"expected {self.num_envs} actions, got {len(each)}"
+            raise ValueError(message)
+        next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        ended = self._ended.tolist()
+        if self.autoreset_mode is AutoresetMode.DISABLED and any(ended):
+            stale = [lane for lane, over in enumerate(ended) if over]
+            message = f"the episodes of lanes {stale} are over; reset them first"
+            raise ResetNeededError(message)
+        observations = self._lane_observations
+        rewards = [0.0] * self.num_envs
+        terminations = [False] * self.num_envs
+        truncations = [False] * self.num_envs
+        infos: dict[str, Any] = {}
+        for lane, env in enumerate(self.envs):
+            if next_step and ended[lane]:
+                observations[lane], info = env.reset()
+            else:
+                observation, reward, terminated, truncated, info = env.step(each[lane])
+                rewards[lane] = as_reward(reward, lane)
+                terminations[lane] = as_flag(terminated, "terminated", lane)
+                truncations[lane] = as_flag(truncated, "truncated", lane)
+                if same_step and (terminations[lane] or truncations[lane]):
+                    final = {"final_obs": detached(observation), "final_info": detached(info)}
+                    infos = self._add_info(infos, final, lane)
+                    observation, info = env.reset()
+                observations[lane] = observation
+            if info:
+                infos = self._add_info(infos, info, lane)
+        terminated_lanes = np.array(terminations, dtype=np.bool_)
+        truncated_lanes = np.array(truncations, dtype=np.bool_)
+        self._ended = terminated_lanes | truncated_lanes
+        return (
+            self._observations(),
+            np.array(rewards, dtype=np.float64),
+            terminated_lanes,
+            truncated_lanes,
+            infos,
+        )
+
+    def render(self) -> tuple[Any, ...]:
+        """Return one frame per lane."""
+        return tuple(env.render() for env in self.envs)
+
+    def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's signature
+        """Close every lane, also when one of them fails to; the first failure is raised."""
+        failure: Exception | None = None
+        for env in self.envs:
+            try:
+                env.close()
+            except Exception as error:  # noqa: PERF203 - the other lanes must close too
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _observations(self) -> Any:
+        self._buffer = concatenate(
+            self.single_observation_space, self._lane_observations, self._buffer
+        )
+        return detached(self._buffer) if self.copy else self._buffer
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            return [int(seed) + lane for lane in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            message = (
+                "If seeds are passed as a list the length must match "
+                f"num_envs={self.num_envs} but got length={len(seed)}."
+            )
+            raise ValueError(message)
+        return seed
+
+    def _mask(self, mask: Any) -> NDArray[np.bool_]:
+        if not isinstance(mask, np.ndarray):
+            message = f"`options['reset_mask']` must be a numpy array, got {type(mask)}"
+            raise TypeError(message)
+        if mask.shape != (self.num_envs,):
+            message = (
+                f"`options['reset_mask']` must have shape `({self.num_envs},)`, got {mask.shape}"
+            )
+            raise ValueError(message)
+        if mask.dtype != np.bool_:
+            message = f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}"
+            raise TypeError(message)
+        if not mask.any():
+            message = (
+                "`options['reset_mask']` must contain a boolean array with at least one True value,"
+                f" got reset_mask={mask}"
+            )
+            raise ValueError(message)
+        return mask
