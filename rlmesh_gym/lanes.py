@@ -34,7 +34,7 @@ class LanePhase(Enum):
     """An episode is going on."""
 
     ENDED = "ended"
-    """No episode: before the first reset, or between an episode's last step and the next one's start."""
+    """No episode: before the first reset, or after an episode's last step."""
 
 
 def mint_episode_id() -> str:
