@@ -1,1 +1,49 @@
-"""Placeholder."""
+"""Gymnasium spaces, values and metadata to the messages of the wire and back; no I/O, no state.
+
+Whatever a message holds, reading it gives a value or a ``CodecError`` with the path to the fault.
+"""
+
+from __future__ import annotations
+
+from rlmesh_gym.codec.contract import (
+    EnvContract,
+    EnvSpec,
+    decode_contract,
+    decode_env_spec,
+    encode_contract,
+    encode_env_spec,
+)
+from rlmesh_gym.codec.dtypes import DTYPES, decode_dtype, encode_dtype
+from rlmesh_gym.codec.limits import MAX_MESSAGE_BYTES
+from rlmesh_gym.codec.metadata import (
+    decode_meta_map,
+    decode_meta_value,
+    encode_meta_map,
+    encode_meta_value,
+)
+from rlmesh_gym.codec.space_codec import Leaves, SpaceCodec
+from rlmesh_gym.codec.space_decoding import decode_space
+from rlmesh_gym.codec.space_encoding import encode_space
+from rlmesh_gym.codec.text import UnrestrictedText
+
+__all__ = [
+    "DTYPES",
+    "MAX_MESSAGE_BYTES",
+    "EnvContract",
+    "EnvSpec",
+    "Leaves",
+    "SpaceCodec",
+    "UnrestrictedText",
+    "decode_contract",
+    "decode_dtype",
+    "decode_env_spec",
+    "decode_meta_map",
+    "decode_meta_value",
+    "decode_space",
+    "encode_contract",
+    "encode_dtype",
+    "encode_env_spec",
+    "encode_meta_map",
+    "encode_meta_value",
+    "encode_space",
+]

@@ -1,0 +1,199 @@
+"""What an endpoint promises about its environment: id, spaces, metadata, lanes and autoreset mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym._proto.core.v1 import env_contract_pb2
+from rlmesh_gym.codec.limits import MAX_MESSAGE_BYTES
+from rlmesh_gym.codec.metadata import decode_meta_map, encode_meta_map
+from rlmesh_gym.codec.space_decoding import decode_space
+from rlmesh_gym.codec.space_encoding import encode_space
+from rlmesh_gym.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "EnvContract",
+    "EnvSpec",
+    "decode_contract",
+    "decode_env_spec",
+    "encode_contract",
+    "encode_env_spec",
+]
+
+_WIRE_MODES = {
+    AutoresetMode.NEXT_STEP: env_contract_pb2.AUTORESET_MODE_NEXT_STEP,
+    AutoresetMode.SAME_STEP: env_contract_pb2.AUTORESET_MODE_SAME_STEP,
+    AutoresetMode.DISABLED: env_contract_pb2.AUTORESET_MODE_DISABLED,
+}
+_MODES: dict[int, AutoresetMode] = {number: mode for mode, number in _WIRE_MODES.items()}
+_MODE_KEY = "autoreset_mode"
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """One lane of an environment, as a policy sees it.
+
+    Attributes:
+        env_id: Name of the environment; may be empty.
+        single_observation_space: What the lane observes; None if the message has none.
+        single_action_space: What the lane can do.
+        metadata: The environment's metadata, plain Python values.
+    """
+
+    env_id: str
+    single_observation_space: spaces.Space[Any] | None
+    single_action_space: spaces.Space[Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EnvContract:
+    """An environment endpoint.
+
+    Attributes:
+        env_id: Name of the environment; may be empty.
+        single_observation_space: Space of one lane's observation.
+        single_action_space: Space of one lane's action.
+        metadata: The environment's metadata; ``metadata["autoreset_mode"]``, where there is one, is an
+            ``AutoresetMode`` as Gymnasium wants it.
+        num_envs: Number of lanes, at least 1.
+        render_mode: Gymnasium's render mode, None if it does not render.
+        autoreset_mode: What happens after the end of an episode; ``DISABLED`` for lanes that the client
+            resets.
+    """
+
+    env_id: str
+    single_observation_space: spaces.Space[Any]
+    single_action_space: spaces.Space[Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    num_envs: int = 1
+    render_mode: str | None = None
+    autoreset_mode: AutoresetMode = AutoresetMode.DISABLED
+
+
+def encode_env_spec(
+    env_id: str,
+    single_observation_space: spaces.Space[Any] | None,
+    single_action_space: spaces.Space[Any],
+    metadata: Mapping[str, Any] | None = None,
+) -> env_contract_pb2.EnvSpec:
+    """Return the message of one lane's spaces and metadata.
+
+    Raises:
+        UnsupportedSpaceError: A space has no form on the wire; the path begins with
+            ``observation_space`` or ``action_space``.
+        CodecError: The metadata has none.
+    """
+    message = env_contract_pb2.EnvSpec(
+        id=env_id,
+        action_space=encode_space(single_action_space, "action_space"),
+        metadata=encode_meta_map(metadata or {}, "metadata"),
+    )
+    if single_observation_space is not None:
+        observation_space = encode_space(single_observation_space, "observation_space")
+        message.observation_space.CopyFrom(observation_space)
+    return message
+
+
+def decode_env_spec(message: env_contract_pb2.EnvSpec) -> EnvSpec:
+    """Read the message of one lane's spaces and metadata.
+
+    Raises:
+        CodecError: No action space, or a part that is malformed.
+    """
+    if not message.HasField("action_space"):
+        raise CodecError("the env spec has no action space", path="action_space")
+    observation_space = None
+    if message.HasField("observation_space"):
+        observation_space = decode_space(message.observation_space, "observation_space")
+    return EnvSpec(
+        env_id=message.id,
+        single_observation_space=observation_space,
+        single_action_space=decode_space(message.action_space, "action_space"),
+        metadata=decode_meta_map(message.metadata, "metadata"),
+    )
+
+
+def encode_contract(contract: EnvContract) -> env_contract_pb2.EnvContract:
+    """Return the message of a contract.
+
+    Raises:
+        UnsupportedSpaceError: A space has no form on the wire.
+        CodecError: The metadata has none, or ``num_envs`` is not positive.
+    """
+    if not 1 <= contract.num_envs < 2**32:
+        raise CodecError(f"expected a number of lanes, got {contract.num_envs}", path="num_envs")
+    return env_contract_pb2.EnvContract(
+        spec=encode_env_spec(
+            contract.env_id,
+            contract.single_observation_space,
+            contract.single_action_space,
+            contract.metadata,
+        ),
+        num_envs=contract.num_envs,
+        render_mode=contract.render_mode or "",
+        autoreset_mode=_WIRE_MODES[contract.autoreset_mode],
+    )
+
+
+def decode_contract(message: env_contract_pb2.EnvContract) -> EnvContract:
+    """Read the message of a contract.
+
+    ``num_envs`` 0 counts as 1. An unset autoreset mode is read from the text
+    ``metadata["autoreset_mode"]`` if that names one; without it the endpoint promises nothing, and
+    ``DISABLED`` is what that means.
+
+    Raises:
+        CodecError: A space is missing or malformed, the autoreset mode is unknown, or there are
+            more lanes than one message can observe.
+    """
+    spec = decode_env_spec(message.spec)
+    if spec.single_observation_space is None:
+        raise CodecError("the contract has no observation space", path="observation_space")
+    num_envs = message.num_envs or 1
+    row_bytes = max(8, _row_bytes(spec.single_observation_space))  # at least the reward
+    if num_envs * row_bytes > MAX_MESSAGE_BYTES:
+        detail = f"{num_envs} lanes of {row_bytes} bytes do not fit in one message"
+        raise CodecError(detail, path="num_envs")
+    metadata = spec.metadata
+    mode = _decode_mode(message.autoreset_mode, metadata.get(_MODE_KEY))
+    if _MODE_KEY in metadata:
+        metadata[_MODE_KEY] = mode
+    return EnvContract(
+        env_id=spec.env_id,
+        single_observation_space=spec.single_observation_space,
+        single_action_space=spec.single_action_space,
+        metadata=metadata,
+        num_envs=num_envs,
+        render_mode=message.render_mode or None,
+        autoreset_mode=mode,
+    )
+
+
+def _decode_mode(number: int, text: object) -> AutoresetMode:
+    if number in _MODES:
+        return _MODES[number]
+    if number != env_contract_pb2.AUTORESET_MODE_UNSPECIFIED:
+        raise CodecError(f"{number} is not an autoreset mode", path="autoreset_mode")
+    named = [mode for mode in AutoresetMode if mode.value == text]
+    return named[0] if named else AutoresetMode.DISABLED
+
+
+def _row_bytes(space: spaces.Space[Any]) -> int:
+    if isinstance(space, spaces.Dict):
+        return sum(_row_bytes(child) for child in space.spaces.values())
+    if isinstance(space, spaces.Tuple):
+        return sum(_row_bytes(child) for child in space.spaces)
+    if isinstance(space, spaces.Text):
+        return 8
+    return (
+        int(np.prod(space.shape or (), dtype=np.int64)) * (space.dtype or np.dtype("i1")).itemsize
+    )

@@ -1,0 +1,78 @@
+"""The element types of the wire: one table between numpy and ``DataType``.
+
+All twelve are little-endian on the wire and native in memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlmesh_gym._proto.spaces.v1 import types_pb2
+from rlmesh_gym.errors import CodecError, UnsupportedSpaceError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+__all__ = ["DTYPES", "data_type_name", "decode_dtype", "encode_dtype", "wire_dtype"]
+
+DTYPES: dict[types_pb2.DataType.ValueType, np.dtype[Any]] = {
+    types_pb2.DATA_TYPE_BOOL: np.dtype(np.bool_),
+    types_pb2.DATA_TYPE_UINT8: np.dtype(np.uint8),
+    types_pb2.DATA_TYPE_UINT16: np.dtype(np.uint16),
+    types_pb2.DATA_TYPE_UINT32: np.dtype(np.uint32),
+    types_pb2.DATA_TYPE_UINT64: np.dtype(np.uint64),
+    types_pb2.DATA_TYPE_INT8: np.dtype(np.int8),
+    types_pb2.DATA_TYPE_INT16: np.dtype(np.int16),
+    types_pb2.DATA_TYPE_INT32: np.dtype(np.int32),
+    types_pb2.DATA_TYPE_INT64: np.dtype(np.int64),
+    types_pb2.DATA_TYPE_FLOAT16: np.dtype(np.float16),
+    types_pb2.DATA_TYPE_FLOAT32: np.dtype(np.float32),
+    types_pb2.DATA_TYPE_FLOAT64: np.dtype(np.float64),
+}
+"""Wire type to native numpy dtype. Adding a type is one line here and one in ``types.proto``."""
+
+_WIRE_TYPES = {dtype: data_type for data_type, dtype in DTYPES.items()}
+
+
+def encode_dtype(dtype: DTypeLike, path: str = "$") -> types_pb2.DataType.ValueType:
+    """Return the wire type of a numpy dtype of either byte order.
+
+    Args:
+        dtype: What ``numpy.dtype`` takes.
+        path: Where it stands, for the error.
+
+    Raises:
+        UnsupportedSpaceError: The wire has no such type, as for ``longdouble`` or ``complex64``.
+    """
+    native = np.dtype(dtype).newbyteorder("=")
+    try:
+        return _WIRE_TYPES[native]
+    except KeyError:
+        names = ", ".join(str(known) for known in _WIRE_TYPES)
+        message = f"dtype {native} has no form on the wire, which knows {names}"
+        raise UnsupportedSpaceError(message, path=path) from None
+
+
+def decode_dtype(data_type: int, path: str = "$") -> np.dtype[Any]:
+    """Return the native numpy dtype of a wire type.
+
+    Raises:
+        CodecError: The number is 0 (unset) or unknown.
+    """
+    for known, dtype in DTYPES.items():
+        if known == data_type:
+            return dtype
+    raise CodecError(f"{data_type_name(data_type)} is not an element type", path=path)
+
+
+def wire_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in the byte order of the wire, whatever that of this machine."""
+    return dtype.newbyteorder("<")
+
+
+def data_type_name(data_type: int) -> str:
+    """Return the short name of a wire type for messages, such as ``UINT8``; never raises."""
+    value = types_pb2.DataType.DESCRIPTOR.values_by_number.get(data_type)
+    return f"dtype {data_type}" if value is None else value.name.removeprefix("DATA_TYPE_")

@@ -1,0 +1,12 @@
+"""Bounds that follow from the transport, so that a hostile message cannot cost more than it weighs."""
+
+from __future__ import annotations
+
+__all__ = ["MAX_MESSAGE_BYTES", "MAX_META_DEPTH", "MAX_SPACE_DEPTH"]
+
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+"""What both ends of the wire accept; one row of a space, and one row per lane, must fit in it."""
+
+# Protobuf parsers give up at 100 nested messages, of which the envelope takes up to five.
+MAX_SPACE_DEPTH = 45  # a Dict or Tuple level is two messages: SpaceSpec and DictSpec
+MAX_META_DEPTH = 30  # a map level is three: MetaMap, its entry, MetaValue

@@ -1,0 +1,264 @@
+"""Python dicts of free form (infos, reset options, metadata) to ``MetaMap`` messages and back.
+
+What the wire has no kind for is written as the nearest plain value and comes back as that: tuples, arrays
+and sets as lists, numbers of any width as int or float, paths and dates as text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import os
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from rlmesh_gym._proto.spaces.v1 import meta_pb2
+from rlmesh_gym.codec.limits import MAX_META_DEPTH
+from rlmesh_gym.errors import CodecError
+
+__all__ = ["decode_meta_map", "decode_meta_value", "encode_meta_map", "encode_meta_value"]
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+
+def encode_meta_map(mapping: Mapping[str, Any], path: str = "$") -> meta_pb2.MetaMap:
+    """Write a mapping.
+
+    Args:
+        mapping: Keys are ``str``. Values are None, bool, numbers, str, bytes, mappings, sequences, sets, numpy
+            scalars and arrays of any rank, named tuples, dataclasses, enums, paths, dates, decimals, or
+            objects with a ``tolist`` method.
+        path: Prefix of the paths in errors.
+
+    Returns:
+        A new message that shares nothing with the mapping.
+
+    Raises:
+        CodecError: A value of another type, an integer outside int64, a key that is not a str, text that is
+            not Unicode, or nesting too deep (as in a mapping that holds itself).
+    """
+    message = meta_pb2.MetaMap()
+    _write_map(mapping, message, path, 0)
+    return message
+
+
+def encode_meta_value(value: Any, path: str = "$") -> meta_pb2.MetaValue:
+    """Write one value; see ``encode_meta_map``."""
+    message = meta_pb2.MetaValue()
+    _write(value, message, path, 0)
+    return message
+
+
+def decode_meta_map(message: meta_pb2.MetaMap, path: str = "$") -> dict[str, Any]:
+    """Read a map as a new dict, keys in alphabetical order (the wire keeps none).
+
+    Raises:
+        CodecError: Nesting too deep.
+    """
+    return _read_map(message, path, 0)
+
+
+def decode_meta_value(message: meta_pb2.MetaValue, path: str = "$") -> Any:
+    """Read one value: None, bool, int, float, str, bytes, list or dict; see ``decode_meta_map``."""
+    return _read(message, path, 0)
+
+
+# Writing. Each function fills a message in place: protobuf copies what is assigned.
+
+
+def _write(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    write = _WRITERS.get(type(value))
+    if write is None:
+        write = _writer(value, path)
+    write(value, out, path, depth)
+
+
+def _write_none(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
+    """None is a value without kind."""
+
+
+def _write_bool(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
+    out.bool = bool(value)
+
+
+def _write_integer(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
+    number = int(value)
+    if not _INT64_MIN <= number <= _INT64_MAX:
+        raise CodecError(f"the integer {number} does not fit in int64", path=path)
+    out.integer = number
+
+
+def _write_number(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
+    try:
+        out.number = float(value)
+    except (OverflowError, ValueError) as error:
+        raise CodecError(f"{value!r} is not a number for float64: {error}", path=path) from None
+
+
+def _write_text(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
+    try:
+        out.text = str(value)
+    except ValueError as error:  # UnicodeEncodeError is one
+        raise CodecError(f"not Unicode text: {error}", path=path) from None
+
+
+def _write_bytes(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
+    out.bytes = bytes(value)
+
+
+def _write_list(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    _check_depth(path, depth)
+    out.list.SetInParent()
+    items = out.list.items
+    for index, item in enumerate(value):
+        _write(item, items.add(), f"{path}[{index}]", depth + 1)
+
+
+def _write_array(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    kind = value.dtype.kind
+    if kind == "M":
+        value = value.astype(str)
+    elif kind == "f":
+        value = value.astype(np.float64)  # longdouble has no Python type
+    elif kind == "m":
+        raise CodecError("timedelta64 has no form on the wire; give a number", path=path)
+    # One level deeper: an object array of no axes may hold itself.
+    _write(value.tolist(), out, path, depth + 1)
+
+
+def _write_map(value: Mapping[Any, Any], out: meta_pb2.MetaMap, path: str, depth: int) -> None:
+    _check_depth(path, depth)
+    entries = out.entries
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise CodecError(f"expected str keys, got {key!r} ({type(key).__name__})", path=path)
+        try:
+            entry = entries[key]
+        except ValueError as error:
+            raise CodecError(f"the key {key!r} is not Unicode text: {error}", path=path) from None
+        _write(item, entry, f"{path}.{key}", depth + 1)
+
+
+def _write_mapping(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    out.map.SetInParent()
+    _write_map(value, out.map, path, depth)
+
+
+def _check_depth(path: str, depth: int) -> None:
+    if depth >= MAX_META_DEPTH:
+        raise CodecError(f"nested more than {MAX_META_DEPTH} levels deep", path=path[:200])
+
+
+def _write_enum(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    _write(value.value, out, path, depth)
+
+
+def _write_named_tuple(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    _write_mapping(dict(zip(value._fields, value, strict=True)), out, path, depth)
+
+
+def _write_dataclass(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    _write_mapping(fields, out, path, depth)
+
+
+def _write_set(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    # Sorted, since the order of a set of str changes with every process.
+    if all(isinstance(item, str) for item in value) or all(isinstance(item, int) for item in value):
+        items = sorted(value)
+    else:
+        items = sorted(value, key=repr)
+    _write_list(items, out, path, depth)
+
+
+def _write_path(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    _write(os.fspath(value), out, path, depth)
+
+
+def _write_date(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
+    out.text = value.isoformat()
+
+
+def _write_via_list(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    _check_depth(path, depth)  # a tolist that returns its own object must end somewhere
+    try:
+        plain = value.tolist()
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        message = f"the tolist of a {type(value).__name__} failed: {error}"
+        raise CodecError(message, path=path) from error
+    _write(plain, out, path, depth + 1)
+
+
+_Writer = Callable[[Any, meta_pb2.MetaValue, str, int], None]
+
+_WRITERS: dict[type, _Writer] = {
+    type(None): _write_none,
+    bool: _write_bool,
+    int: _write_integer,
+    float: _write_number,
+    str: _write_text,
+    bytes: _write_bytes,
+    list: _write_list,
+    tuple: _write_list,
+    dict: _write_mapping,
+    np.ndarray: _write_array,
+}
+"""The exact types of nearly all values; the rest goes through the table below, first match wins."""
+
+_KINDS: tuple[tuple[type | tuple[type, ...], _Writer], ...] = (
+    (np.bool_, _write_bool),
+    (enum.Enum, _write_enum),  # before int and str: IntEnum, StrEnum
+    ((int, np.integer), _write_integer),
+    ((float, np.floating, decimal.Decimal), _write_number),
+    (str, _write_text),
+    ((bytes, bytearray), _write_bytes),
+    (np.ndarray, _write_array),
+    (np.datetime64, _write_text),
+    (Mapping, _write_mapping),
+    (memoryview, _write_via_list),
+    (Sequence, _write_list),
+    (Set, _write_set),
+    (os.PathLike, _write_path),
+    ((datetime.date, datetime.time), _write_date),  # datetime is a date
+)
+
+
+def _writer(value: Any, path: str) -> _Writer:
+    """Find the writer of a value whose exact type is not in ``_WRITERS``."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _write_named_tuple
+    for kinds, write in _KINDS:
+        if isinstance(value, kinds):
+            return write
+    if not isinstance(value, type):
+        if dataclasses.is_dataclass(value):
+            return _write_dataclass
+        if callable(getattr(value, "tolist", None)):
+            return _write_via_list  # torch, jax, array.array, pandas
+    raise CodecError(f"a {type(value).__name__} has no form on the wire", path=path)
+
+
+# Reading.
+
+
+def _read(message: meta_pb2.MetaValue, path: str, depth: int) -> Any:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return None
+    value = getattr(message, kind)
+    if kind == "map":
+        return _read_map(value, path, depth)
+    if kind == "list":
+        _check_depth(path, depth)
+        return [_read(item, path, depth + 1) for item in value.items]
+    return value
+
+
+def _read_map(message: meta_pb2.MetaMap, path: str, depth: int) -> dict[str, Any]:
+    _check_depth(path, depth)
+    entries = message.entries
+    return {key: _read(entries[key], path, depth + 1) for key in sorted(entries)}
