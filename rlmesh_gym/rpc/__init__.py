@@ -1,1 +1,57 @@
-"""Placeholder."""
+"""The wire's transport: sessions for clients, a host for servers. The only code that uses gRPC."""
+
+from __future__ import annotations
+
+from rlmesh_gym.rpc.address import Address, parse_address, parse_bind_address
+from rlmesh_gym.rpc.config import Timeouts, TimeoutsLike, TLSConfig, TLSLike, resolve_token
+from rlmesh_gym.rpc.env_session import EnvSession
+from rlmesh_gym.rpc.handshake import (
+    CONCURRENT_PREDICT,
+    EDITION,
+    FINAL_OBS,
+    OBSERVATION_HISTORY,
+    PARTIAL_RESET,
+    PROTOCOL_GENERATION,
+    SUBSET_STEP,
+    answer_handshake,
+    peer_info,
+)
+from rlmesh_gym.rpc.model_session import ModelSession, model_error
+from rlmesh_gym.rpc.serving import (
+    EnvServiceCallbacks,
+    GrpcHost,
+    JoinPeer,
+    ModelServiceCallbacks,
+    Refused,
+)
+from rlmesh_gym.rpc.stream import MAX_OUTSTANDING, Pending
+
+__all__ = [
+    "CONCURRENT_PREDICT",
+    "EDITION",
+    "FINAL_OBS",
+    "MAX_OUTSTANDING",
+    "OBSERVATION_HISTORY",
+    "PARTIAL_RESET",
+    "PROTOCOL_GENERATION",
+    "SUBSET_STEP",
+    "Address",
+    "EnvServiceCallbacks",
+    "EnvSession",
+    "GrpcHost",
+    "JoinPeer",
+    "ModelServiceCallbacks",
+    "ModelSession",
+    "Pending",
+    "Refused",
+    "TLSConfig",
+    "TLSLike",
+    "Timeouts",
+    "TimeoutsLike",
+    "answer_handshake",
+    "model_error",
+    "parse_address",
+    "parse_bind_address",
+    "peer_info",
+    "resolve_token",
+]

@@ -1,0 +1,327 @@
+"""What env and model sessions share: a channel to one endpoint, handshake, Join stream."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from rlmesh_gym.errors import (
+    AuthenticationError,
+    ClosedError,
+    DeadlineError,
+    ForkedError,
+    ProtocolError,
+    UnavailableError,
+)
+from rlmesh_gym.rpc.address import Address, parse_address
+from rlmesh_gym.rpc.channel import open_channel, token_metadata
+from rlmesh_gym.rpc.config import Timeouts, TLSConfig, resolve_token
+from rlmesh_gym.rpc.handshake import check_handshake, handshake_request
+from rlmesh_gym.rpc.status import error_from_status
+from rlmesh_gym.rpc.stream import JoinMethod, JoinStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
+
+__all__ = ["Connection", "Service"]
+
+_PROBE_SECONDS = 1.0
+_BUSY_GRACE_SECONDS = 0.5
+
+_live: weakref.WeakSet[Connection] = weakref.WeakSet()
+_inherited: list[Connection] = []
+
+
+def _keep_inherited() -> None:
+    # In a forked child gRPC's threads are gone, and freeing its objects may wait for them for ever.
+    _inherited.extend(_live)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_inherited)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One of the two services, as a client calls it.
+
+    Attributes:
+        kind: ``"env"`` or ``"model"``.
+        other: The other kind.
+        package: Full name of the service.
+        other_package: Full name of the other service.
+        messages: Module with the service's unary messages.
+        join: Its Join method.
+    """
+
+    kind: str
+    other: str
+    package: str
+    other_package: str
+    messages: Any
+    join: JoinMethod
+
+
+class Connection:
+    """A channel to one endpoint, with at most one Join stream at a time.
+
+    Owned by a session; closing is idempotent and never raises. Every use in a forked child raises
+    :class:`~rlmesh_gym.errors.ForkedError`.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        address: str,
+        *,
+        token: str | None,
+        tls: TLSLike,
+        timeouts: TimeoutsLike,
+    ) -> None:
+        self.address: Address = parse_address(address)
+        self.endpoint = self.address.display
+        self.timeouts = Timeouts.from_value(timeouts)
+        self.stream: JoinStream | None = None
+        self.lock = threading.RLock()
+        self._service = service
+        self._tls = TLSConfig.from_value(tls)
+        self._metadata = token_metadata(resolve_token(token))
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._request_ids = itertools.count(1)
+        self._channel = open_channel(self.address, self._tls)
+        _live.add(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._is_closed
+
+    def check(self, operation: str) -> None:
+        """Raise unless the connection may be used here and now.
+
+        Raises:
+            ForkedError: In a forked child of the process that connected.
+            ClosedError: After ``close``.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"{operation}: the connection to {self.endpoint} was opened by process {self._pid} "
+                f"and does not survive fork; connect anew in this process (or use spawn)"
+            )
+        if self._is_closed:
+            raise ClosedError(f"{self.endpoint}: {operation}: the session is closed")
+
+    def next_request_id(self) -> str:
+        """Return an id that no other request of this connection has."""
+        return f"{self._service.kind}-{next(self._request_ids)}"
+
+    def handshake(self, component: str, capabilities: Iterable[str] = ()) -> Any:
+        """Shake hands and return the service's own HandshakeResponse.
+
+        Raises:
+            UnavailableError: Nothing listens there, or something that is no gRPC server.
+            DeadlineError: No answer within ``timeouts.connect``.
+            AuthenticationError: The token was refused.
+            ProtocolError: Another kind of endpoint, another protocol, no common edition.
+        """
+        self.check("handshake")
+        messages = self._service.messages
+        request = messages.HandshakeRequest(base=handshake_request(component, capabilities))
+        try:
+            response = self._unary("Handshake", request, self.timeouts.connect)
+        except grpc.RpcError as error:
+            raise self._handshake_error(error) from error
+        check_handshake(response.base, self.endpoint)
+        return response
+
+    def shutdown(self, reason: str) -> tuple[bool, str]:
+        """Ask the server to stop; return whether it will, and what it says."""
+        self.check("shutdown")
+        messages = self._service.messages
+        request = messages.ShutdownRequest()
+        request.base.reason = reason
+        try:
+            response = self._unary("Shutdown", request, self.timeouts.connect)
+        except grpc.RpcError as error:
+            raise self._error(error, "shutdown") from error
+        return response.base.accepted, response.base.message
+
+    def open_stream(self) -> JoinStream:
+        """Open a Join stream, on a new channel where the last one was lost, and keep it."""
+        with self.lock:
+            self.check("join")
+            if self.stream is not None:
+                self.stream.cancel()
+                if isinstance(self.stream.error, UnavailableError):
+                    # A lost channel waits before it connects again; a fresh one tries at once.
+                    self._channel.close()
+                    self._channel = open_channel(self.address, self._tls)
+            self.stream = JoinStream(
+                self._channel, self._service.join, endpoint=self.endpoint, metadata=self._metadata
+            )
+            return self.stream
+
+    def close(self, farewell: tuple[Any, str] | None = None) -> None:
+        """Close, bounded by ``timeouts.close``; never raises, and may be called again.
+
+        Args:
+            farewell: A last request and its kind, to be answered before the stream ends.
+        """
+        with self.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        if os.getpid() != self._pid:
+            return
+        stream = self.stream
+        if stream is not None and stream.is_open:
+            self._part(stream, farewell)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Drop everything without a word to the peer; safe in finalizers and forked children."""
+        self._is_closed = True
+        if os.getpid() != self._pid:
+            return
+        if self.stream is not None:
+            self.stream.cancel()
+        self._channel.close()
+        _live.discard(self)
+
+    def _part(self, stream: JoinStream, farewell: tuple[Any, str] | None) -> None:
+        limit = self.timeouts.close
+        if stream.outstanding:
+            # Somebody gave up on a request that is still at work: the peer would answer only after
+            # it, and a process that was interrupted must not hang here.
+            limit = _BUSY_GRACE_SECONDS if limit is None else min(limit, _BUSY_GRACE_SECONDS)
+        deadline = None if limit is None else time.monotonic() + limit
+        try:
+            if farewell is not None:
+                stream.send(*farewell, timeout=limit).result(limit)
+            stream.half_close()
+        except (ProtocolError, UnavailableError, DeadlineError, ClosedError):
+            return  # The peer is gone or busy; there is nobody to say goodbye to.
+        stream.wait_ended(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+
+    def _unary(self, name: str, request: Any, timeout: float | None, package: str = "") -> Any:
+        messages = self._service.messages
+        call = self._channel.unary_unary(
+            f"/{package or self._service.package}/{name}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=getattr(messages, f"{name}Response").FromString,
+        )
+        return call(request, timeout=timeout, metadata=self._metadata)
+
+    def _error(self, error: grpc.RpcError, operation: str) -> Exception:
+        return error_from_status(
+            error.code(),
+            error.details(),
+            endpoint=self.endpoint,
+            operation=operation,
+            kind=self._service.kind,
+        )
+
+    def _handshake_error(self, error: grpc.RpcError) -> Exception:
+        code, kind = error.code(), self._service.kind
+        where = {"endpoint": self.endpoint, "operation": "handshake"}
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            if self._serves_other_kind():
+                other = self._service.other
+                return ProtocolError(
+                    f"this is a {other} endpoint where {_article(kind)} endpoint is expected; "
+                    f"{_ADVICE[other]}",
+                    **where,
+                )
+            return ProtocolError(
+                f"a gRPC server answers, but it is no rlmesh {kind} endpoint "
+                f"({error.details()}); check the address",
+                **where,
+            )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineError(
+                f"no answer to the handshake within {self.timeouts.connect:g} s; is this "
+                f"{_article(kind)} endpoint? raise timeouts.connect for slow networks",
+                **where,
+            )
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return UnavailableError(self._why_unavailable(error.details() or ""), **where)
+        if code is grpc.StatusCode.UNKNOWN and "http2 header" in (error.details() or ""):
+            return UnavailableError(_NOT_GRPC.format("an HTTP/2 server", kind), **where)
+        return self._error(error, "handshake")
+
+    def _why_unavailable(self, details: str) -> str:
+        kind = self._service.kind
+        try:
+            found = _probe(self.address)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            return (
+                f"nothing listens there ({reason}); start {_article(kind)} endpoint, or check the "
+                "address"
+            )
+        if self._tls is not None:
+            return (
+                f"something listens there, but the TLS connection failed ({details}); check the "
+                "certificates, and whether the server uses TLS"
+            )
+        if found.startswith(b"HTTP/"):
+            return _NOT_GRPC.format("an HTTP server", kind)
+        return (
+            f"something listens there, but it is no gRPC server, or one that asks for TLS "
+            f"({details}); check the address, or pass tls="
+        )
+
+    def _serves_other_kind(self) -> bool:
+        # Both services shake hands with the same bytes, so this one's messages will do.
+        messages = self._service.messages
+        request = messages.HandshakeRequest(base=handshake_request(self._service.kind))
+        try:
+            self._unary(
+                "Handshake", request, self.timeouts.connect, package=self._service.other_package
+            )
+        except grpc.RpcError as error:
+            return isinstance(self._error(error, "handshake"), AuthenticationError)
+        return True
+
+
+_NOT_GRPC = "{} listens there, not a gRPC server; give the address of an rlmesh {} endpoint"
+_ADVICE = {
+    "env": "give it to RemoteVectorEnv or RemoteEnv, or check the address",
+    "model": "give it to RemotePolicy, or check the address",
+}
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind == "env" else f"a {kind}"
+
+
+def _probe(address: Address) -> bytes:
+    """Return how something that listens at ``address`` answers an HTTP request."""
+    if address.kind == "unix":
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(_PROBE_SECONDS)
+        try:
+            connection.connect(address.path)
+        except OSError:
+            connection.close()
+            raise
+    else:
+        connection = socket.create_connection((address.host, address.port), _PROBE_SECONDS)
+    with connection:
+        connection.settimeout(_PROBE_SECONDS)
+        try:
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return connection.recv(16)
+        except OSError:
+            return b""  # It listens, which is all that must be known; it only says nothing.

@@ -1,0 +1,134 @@
+"""Who speaks, and which protocol: what both ends say before anything else."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+
+import google.protobuf
+import grpc
+import gymnasium
+import numpy
+
+from rlmesh_gym._proto.core.v1 import handshake_pb2
+from rlmesh_gym._version import __version__
+from rlmesh_gym.errors import ProtocolError
+
+__all__ = [
+    "CONCURRENT_PREDICT",
+    "EDITION",
+    "FINAL_OBS",
+    "OBSERVATION_HISTORY",
+    "PARTIAL_RESET",
+    "PROTOCOL_GENERATION",
+    "SUBSET_STEP",
+    "answer_handshake",
+    "check_handshake",
+    "handshake_request",
+    "peer_info",
+]
+
+PROTOCOL_GENERATION = "rlmesh-wire-v1"
+EDITION = "2026.06"
+
+SUBSET_STEP = "subset_step"
+"""An env endpoint steps and resets the lanes that a request names."""
+PARTIAL_RESET = "rlmesh_gym.partial_reset"
+"""An env endpoint resets the lanes that a request names."""
+FINAL_OBS = "rlmesh_gym.final_obs"
+"""An env endpoint sends terminal observations under SAME_STEP as one-row values."""
+OBSERVATION_HISTORY = "rlmesh.model.observation_history.v1"
+"""A model endpoint takes the observations of replayed steps."""
+CONCURRENT_PREDICT = "rlmesh.model.concurrent_predict.v1"
+"""A model endpoint takes further requests while one is in work."""
+
+
+def peer_info(component: str) -> handshake_pb2.PeerInfo:
+    """Return what this process says about itself; ``component`` is its role, such as ``env``."""
+    return handshake_pb2.PeerInfo(
+        component=component,
+        package_version=__version__,
+        language="python",
+        language_version=platform.python_version(),
+        os=platform.system().lower(),
+        os_version=platform.release(),
+        arch=platform.machine(),
+        framework_versions={
+            "gymnasium": gymnasium.__version__,
+            "numpy": numpy.__version__,
+            "grpcio": grpc.__version__,
+            "protobuf": google.protobuf.__version__,
+        },
+        extra={"package": "rlmesh-gym"},
+    )
+
+
+def handshake_request(
+    component: str, capabilities: Iterable[str] = ()
+) -> handshake_pb2.HandshakeRequest:
+    """Return a client's first words."""
+    return handshake_pb2.HandshakeRequest(
+        protocol_generation=PROTOCOL_GENERATION,
+        peer_info=peer_info(component),
+        capabilities=dict.fromkeys(capabilities, "true"),
+        supported_workflow_editions=[EDITION],
+        preferred_workflow_edition=EDITION,
+    )
+
+
+def answer_handshake(
+    request: handshake_pb2.HandshakeRequest,
+    component: str,
+    capabilities: Iterable[str] | Mapping[str, str] = (),
+) -> handshake_pb2.HandshakeResponse:
+    """Return a server's answer.
+
+    Only the protocol generation decides; editions are stated, never required.
+
+    Args:
+        request: The client's words (the ``base`` of the service's own message).
+        component: The server's role, ``"env"`` or ``"model"``.
+        capabilities: Names, or names with values.
+    """
+    response = handshake_pb2.HandshakeResponse(
+        compatible=request.protocol_generation == PROTOCOL_GENERATION,
+        peer_info=peer_info(component),
+        capabilities=_stated(capabilities),
+        supported_workflow_editions=[EDITION],
+        preferred_workflow_edition=EDITION,
+    )
+    if not response.compatible:
+        response.error_message = (
+            f"protocol generation {request.protocol_generation!r} does not fit this server, "
+            f"which speaks {PROTOCOL_GENERATION!r}"
+        )
+    return response
+
+
+def _stated(capabilities: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
+    if isinstance(capabilities, Mapping):
+        return dict(capabilities)
+    return dict.fromkeys(capabilities, "true")
+
+
+def check_handshake(response: handshake_pb2.HandshakeResponse, endpoint: str) -> None:
+    """Check a server's answer.
+
+    Raises:
+        ProtocolError: The server says that it does not fit, or shares no edition with us.
+    """
+    if not response.compatible:
+        reason = response.error_message or "it gave no reason"
+        raise ProtocolError(
+            f"the endpoint does not take clients of {PROTOCOL_GENERATION}: {reason}",
+            endpoint=endpoint,
+            operation="handshake",
+        )
+    if EDITION not in response.supported_workflow_editions:
+        offered = ", ".join(response.supported_workflow_editions) or "none"
+        raise ProtocolError(
+            f"no workflow edition in common: this client speaks {EDITION}, "
+            f"the endpoint offers {offered}; use releases of both that share one",
+            endpoint=endpoint,
+            operation="handshake",
+        )
