@@ -25,15 +25,17 @@ def describe(value: object) -> str:
     """Say in a few words what a value is, for "got ..." in messages; never raises."""
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}, dtype {value.dtype}"
-    if isinstance(value, (np.generic, bool, int, float)):
-        return f"the {type(value).__name__} {value!s}"
+    if isinstance(value, int) and value.bit_length() > 64:  # noqa: PLR2004  # str() may refuse
+        return f"an int of {value.bit_length()} bits"
+    if isinstance(value, (np.generic, int, float)):
+        return f"the {type(value).__name__} {value}"
     if isinstance(value, (list, tuple, str, dict)):
         return f"a {type(value).__name__} of length {len(value)}"
     return f"a {type(value).__name__}"
 
 
 def sequence_length(value: object) -> int | None:
-    """Return the length of a tuple, list or array with axes; None for all else, ``str`` included."""
+    """Return the length of a tuple, list or array; None for all else, ``str`` included."""
     if isinstance(value, np.ndarray):
         return len(value) if value.ndim else None
     return len(value) if isinstance(value, (tuple, list)) else None

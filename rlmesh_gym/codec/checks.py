@@ -1,7 +1,8 @@
 """Vectorised checks of rows against their space, compiled once per leaf.
 
-*Domain* is what an environment cannot be given at all: a Discrete value outside its range, NaN. *Bounds* are
-what a space declares but values often leave: the range of a Box, the length and characters of a Text.
+*Domain* is what an environment cannot be given at all: a Discrete value outside its range, NaN.
+*Bounds* are what a space declares but values often leave: the range of a Box, the length and
+characters of a Text.
 """
 
 from __future__ import annotations
@@ -47,13 +48,11 @@ def _integer_check(low: int | NDArray[Any], end: int | NDArray[Any]) -> RowCheck
         if not wrong.any():
             return []
         lows, lasts = np.broadcast_to(low, rows.shape[1:]), np.broadcast_to(last, rows.shape[1:])
-        return [
-            (
-                row,
-                f"value {rows[(row, *at)]}{_where(at)} not in range [{lows[at]}, {int(lasts[at]) + 1})",
-            )
-            for row, at in _first_per_row(wrong)
-        ]
+        found = []
+        for row, at in _first_per_row(wrong):
+            legal = f"[{lows[at]}, {int(lasts[at]) + 1})"
+            found.append((row, f"value {rows[(row, *at)]}{_where(at)} not in range {legal}"))
+        return found
 
     return check
 

@@ -1,11 +1,11 @@
-"""What an endpoint promises about its environment: id, spaces, metadata, lanes and autoreset mode."""
+"""What an endpoint promises about its environment: spaces, metadata, lanes, autoreset mode."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
@@ -62,12 +62,12 @@ class EnvContract:
         env_id: Name of the environment; may be empty.
         single_observation_space: Space of one lane's observation.
         single_action_space: Space of one lane's action.
-        metadata: The environment's metadata; ``metadata["autoreset_mode"]``, where there is one, is an
-            ``AutoresetMode`` as Gymnasium wants it.
+        metadata: The environment's metadata; ``metadata["autoreset_mode"]``, where there is one,
+            is an ``AutoresetMode`` as Gymnasium wants it.
         num_envs: Number of lanes, at least 1.
         render_mode: Gymnasium's render mode, None if it does not render.
-        autoreset_mode: What happens after the end of an episode; ``DISABLED`` for lanes that the client
-            resets.
+        autoreset_mode: What happens after the end of an episode; ``DISABLED`` for lanes that the
+            client resets.
     """
 
     env_id: str
@@ -194,6 +194,5 @@ def _row_bytes(space: spaces.Space[Any]) -> int:
         return sum(_row_bytes(child) for child in space.spaces)
     if isinstance(space, spaces.Text):
         return 8
-    return (
-        int(np.prod(space.shape or (), dtype=np.int64)) * (space.dtype or np.dtype("i1")).itemsize
-    )
+    itemsize = 1 if space.dtype is None else space.dtype.itemsize
+    return itemsize * math.prod(space.shape or ())

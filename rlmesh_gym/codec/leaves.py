@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from gymnasium import spaces
 
-from rlmesh_gym.codec.cast import as_array, describe
+from rlmesh_gym.codec.cast import as_array, describe, sequence_length
 from rlmesh_gym.codec.checks import RowCheck, bounds_check, domain_check, text_check
 from rlmesh_gym.codec.dtypes import encode_dtype, wire_dtype
 from rlmesh_gym.codec.text import decode_text_slab, encode_text_slab
@@ -127,7 +127,8 @@ class FixedLeaf(Leaf):
 
     def _view(self, data: bytes, num_rows: int) -> NDArray[Any]:
         if len(data) != num_rows * self.stride:
-            message = f"expected {num_rows * self.stride} bytes ({num_rows} rows of {self.stride}), got {len(data)}"
+            expected = f"{num_rows * self.stride} bytes ({num_rows} rows of {self.stride})"
+            message = f"expected {expected}, got {len(data)}"
             raise CodecError(message, path=self.path)
         return np.ndarray((num_rows, *self.shape), self.wire, data)
 
@@ -173,7 +174,8 @@ class TruthLeaf(FixedLeaf):
 
     def decode(self, data: bytes, num_rows: int) -> NDArray[Any]:
         """Return a new array of False and True, or 0 and 1."""
-        return (self._view(data, num_rows) != 0).view(self.dtype)
+        truth: NDArray[np.bool_] = self._view(data, num_rows) != 0
+        return truth.view(self.dtype)
 
     def decode_into(self, data: bytes, out: NDArray[Any]) -> None:
         """Fill ``out`` with False and True, or 0 and 1."""
@@ -220,13 +222,10 @@ class TextLeaf(Leaf):
     def batch(self, value: object, num_rows: int) -> NDArray[Any]:
         """Return the strings of a tuple, list or array of ``num_rows`` of them."""
         # A str is a sequence of str too; taking it apart would never be meant.
-        if not isinstance(value, (tuple, list, np.ndarray)) or np.ndim(value) == 0:
+        if sequence_length(value) != num_rows:
             message = f"expected a tuple of {num_rows} str, got {describe(value)}"
             raise CodecError(message, path=self.path)
-        if len(value) != num_rows:
-            message = f"expected a tuple of {num_rows} str, got {len(value)}"
-            raise CodecError(message, path=self.path)
-        return self.stack(value)
+        return self.stack(cast("Sequence[object]", value))
 
     def stack(self, samples: Sequence[object]) -> NDArray[Any]:
         """Return the strings as an object array."""

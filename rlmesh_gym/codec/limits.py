@@ -1,4 +1,4 @@
-"""Bounds that follow from the transport, so that a hostile message cannot cost more than it weighs."""
+"""Bounds that follow from the transport; they keep a small message from costing much memory."""
 
 from __future__ import annotations
 

@@ -1,22 +1,24 @@
 """Python dicts of free form (infos, reset options, metadata) to ``MetaMap`` messages and back.
 
-What the wire has no kind for is written as the nearest plain value and comes back as that: tuples, arrays
-and sets as lists, numbers of any width as int or float, paths and dates as text.
+What the wire has no kind for is written as the nearest plain value and comes back as that: tuples,
+arrays and sets as lists, numbers of any width as int or float, paths and dates as text.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 import decimal
 import enum
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
 
 from rlmesh_gym._proto.spaces.v1 import meta_pb2
+from rlmesh_gym.codec.cast import describe
 from rlmesh_gym.codec.limits import MAX_META_DEPTH
 from rlmesh_gym.errors import CodecError
 
@@ -29,17 +31,17 @@ def encode_meta_map(mapping: Mapping[str, Any], path: str = "$") -> meta_pb2.Met
     """Write a mapping.
 
     Args:
-        mapping: Keys are ``str``. Values are None, bool, numbers, str, bytes, mappings, sequences, sets, numpy
-            scalars and arrays of any rank, named tuples, dataclasses, enums, paths, dates, decimals, or
-            objects with a ``tolist`` method.
+        mapping: Keys are ``str``. Values are None, bool, numbers, str, bytes, mappings, sequences,
+            sets, numpy scalars and arrays of any rank, named tuples, dataclasses, enums, paths,
+            dates, decimals, or objects with a ``tolist`` method.
         path: Prefix of the paths in errors.
 
     Returns:
         A new message that shares nothing with the mapping.
 
     Raises:
-        CodecError: A value of another type, an integer outside int64, a key that is not a str, text that is
-            not Unicode, or nesting too deep (as in a mapping that holds itself).
+        CodecError: A value of another type, an integer outside int64, a key that is not a str,
+            text that is not Unicode, or nesting too deep (as in a mapping that holds itself).
     """
     message = meta_pb2.MetaMap()
     _write_map(mapping, message, path, 0)
@@ -77,7 +79,7 @@ def _write(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
     write(value, out, path, depth)
 
 
-def _write_none(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
+def _write_none(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
     """None is a value without kind."""
 
 
@@ -88,7 +90,7 @@ def _write_bool(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> N
 def _write_integer(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
     number = int(value)
     if not _INT64_MIN <= number <= _INT64_MAX:
-        raise CodecError(f"the integer {number} does not fit in int64", path=path)
+        raise CodecError(f"expected an integer in int64, got {describe(number)}", path=path)
     out.integer = number
 
 
@@ -135,7 +137,7 @@ def _write_map(value: Mapping[Any, Any], out: meta_pb2.MetaMap, path: str, depth
     entries = out.entries
     for key, item in value.items():
         if not isinstance(key, str):
-            raise CodecError(f"expected str keys, got {key!r} ({type(key).__name__})", path=path)
+            raise CodecError(f"expected str keys, got {describe(key)}", path=path)
         try:
             entry = entries[key]
         except ValueError as error:
@@ -221,9 +223,9 @@ _KINDS: tuple[tuple[type | tuple[type, ...], _Writer], ...] = (
     (Mapping, _write_mapping),
     (memoryview, _write_via_list),
     (Sequence, _write_list),
-    (Set, _write_set),
+    (AbstractSet, _write_set),
     (os.PathLike, _write_path),
-    ((datetime.date, datetime.time), _write_date),  # datetime is a date
+    ((dt.date, dt.time), _write_date),  # datetime is a date
 )
 
 

@@ -1,4 +1,4 @@
-"""Values of one space: batches as arrays, as nested Gymnasium values, and as ``SpaceValue`` messages."""
+"""Values of one space: as nested Gymnasium values, as flat arrays, and as messages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Leaves", "SpaceCodec"]
 
 Leaves = list["NDArray[Any]"]
-"""One array per fundamental space in pre-order, rows first: shape ``(n, *leaf.shape)``, the leaf's own
-dtype. A Text leaf is an object array of ``str``, shape ``(n,)``; so every row operation is indexing."""
+"""One array per fundamental space in pre-order, rows first: shape ``(n, *leaf.shape)``, the leaf's
+own dtype. A Text leaf is an object array of ``str``, shape ``(n,)``; so every row operation is
+numpy indexing."""
 
 
 class SpaceCodec:
@@ -120,8 +121,9 @@ class SpaceCodec:
     def flatten(self, batch: Any, num_rows: int) -> Leaves:
         """Take apart a batch in Gymnasium's vector form, the structure of ``batch_space``.
 
-        An array of the right dtype, shape and layout is returned as it is, not copied; all else is
-        cast by the rule of ``rlmesh_gym.codec.cast``. Keys that a Dict does not declare are dropped.
+        An array of the right dtype, shape and layout is returned as it is, not copied; all else
+        is cast: an integer or bool leaf takes only values that it holds exactly (``1.0`` but not
+        ``1.5``), a floating leaf takes every number. Keys that a Dict does not declare are dropped.
 
         Args:
             batch: Arrays of shape ``(num_rows, *shape)`` in dicts and tuples; for Text, a tuple of
@@ -194,8 +196,10 @@ class SpaceCodec:
         return found
 
     def out_of_bounds(self, leaves: Leaves) -> list[tuple[int, str, str]]:
-        """Find values outside a Box range, MultiBinary values above 1, and Text that is too short, too long or
-        of other characters.
+        """Find values that the space does not declare, though an environment may take them.
+
+        These are values outside a Box range, MultiBinary values other than 0 and 1, and Text that
+        is too short, too long or of other characters.
 
         Returns:
             As ``out_of_domain``; NaN is left to that.

@@ -1,7 +1,7 @@
 """``SpaceSpec`` messages to Gymnasium spaces.
 
-Nothing in a message is trusted: what Gymnasium would refuse, or what no message could carry a value of, is
-a ``CodecError`` before memory is spent on it.
+Nothing in a message is trusted: what Gymnasium would refuse, or what no message could carry a value
+of, is a ``CodecError`` before memory is spent on it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def decode_space(spec: spaces_pb2.SpaceSpec, path: str = "$") -> spaces.Space[An
         becomes an ``UnrestrictedText``, which accepts every character.
 
     Raises:
-        CodecError: No kind or dtype set, bounds missing or of the wrong length, shapes that are negative
-            or too large for any message, empty ranges, duplicate keys, nesting too deep.
+        CodecError: No kind or dtype set, bounds missing or of the wrong length, shapes that are
+            negative or too large for any message, empty ranges, duplicate keys, nesting too deep.
     """
     return _Decoder().decode(spec, path, 0)
 
@@ -113,11 +113,10 @@ class _Decoder:
     ) -> spaces.Space[Any]:
         self._expect(spec, types_pb2.DATA_TYPE_INT64, path)
         shape = self._shape(spec, 8, path)
-        nvec = np.array(spec.multi_discrete.nvec, dtype=np.int64)
+        nvec: NDArray[np.int64] = np.array(spec.multi_discrete.nvec, dtype=np.int64)
         if nvec.size != math.prod(shape):
-            message = (
-                f"expected {math.prod(shape)} entries in nvec for shape {shape}, got {nvec.size}"
-            )
+            expected = f"{math.prod(shape)} entries in nvec for shape {shape}"
+            message = f"expected {expected}, got {nvec.size}"
             raise CodecError(message, path=path)
         return spaces.MultiDiscrete(nvec.reshape(shape))
 
@@ -160,7 +159,7 @@ class _Decoder:
         # Without its zeros: numpy refuses (0, 2**62) although it has no elements.
         self._row_bytes += itemsize * math.prod(length or 1 for length in shape)
         if self._row_bytes > MAX_MESSAGE_BYTES:
-            message = f"shape {shape} makes one row larger than a message can be ({MAX_MESSAGE_BYTES} bytes)"
+            message = f"with shape {shape}, one row takes more than {MAX_MESSAGE_BYTES} bytes"
             raise CodecError(message, path=path)
         return shape
 
@@ -203,7 +202,8 @@ def _bound(data: bytes, size: int, dtype: np.dtype[Any], path: str) -> NDArray[A
         message = f"expected {size * dtype.itemsize} bytes ({size} {dtype}), got {len(data)}"
         raise CodecError(message, path=path)
     if dtype.kind == "b":
-        return np.frombuffer(data, np.uint8) != 0
+        truth: NDArray[np.bool_] = np.frombuffer(data, np.uint8) != 0
+        return truth
     return np.frombuffer(data, wire_dtype(dtype)).astype(dtype)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlmesh_gym._proto.spaces.v1 import spaces_pb2, types_pb2
+from rlmesh_gym.codec.cast import describe
 from rlmesh_gym.codec.dtypes import encode_dtype, wire_dtype
 from rlmesh_gym.codec.limits import MAX_SPACE_DEPTH
 from rlmesh_gym.codec.text import UnrestrictedText
@@ -33,13 +34,13 @@ def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceS
         path: Where the space stands; prefix of the paths in errors.
 
     Returns:
-        A new message. Bounds are little-endian bytes; the dtype of Discrete and MultiDiscrete is always
-        INT64, that of MultiBinary UINT8.
+        A new message. Bounds are little-endian bytes; the dtype of Discrete and MultiDiscrete is
+        always INT64, that of MultiBinary UINT8.
 
     Raises:
-        UnsupportedSpaceError: The space, or one inside it, has no form on the wire: Graph, Sequence,
-            OneOf, custom spaces, ``longdouble``, a MultiDiscrete with a start other than 0, Dict keys that
-            are not strings.
+        UnsupportedSpaceError: The space, or one inside it, has no form on the wire: Graph,
+            Sequence, OneOf, custom spaces, ``longdouble``, a MultiDiscrete with a start other
+            than 0, Dict keys that are not strings.
     """
     spec = spaces_pb2.SpaceSpec()
     _fill(space, spec, path, 0)
@@ -78,7 +79,7 @@ def _box(space: spaces.Box, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -
         spec.box.elementwise.high = all_high
 
 
-def _wire_bytes(array: NDArray[Any]) -> bytes:
+def _wire_bytes(array: NDArray[Any] | np.generic) -> bytes:
     return array.astype(wire_dtype(array.dtype)).tobytes()
 
 
@@ -115,8 +116,8 @@ def _multi_discrete(
 ) -> None:
     if np.any(space.start):
         message = (
-            f"a MultiDiscrete with start {space.start.tolist()} has no form on the wire, which has no "
-            "field for it; let it start at 0 and add the offset in the environment"
+            f"a MultiDiscrete with start {space.start.tolist()} has no form on the wire; "
+            "let it start at 0 and add the offset in the environment"
         )
         raise UnsupportedSpaceError(message, path=path)
     spec.shape.extend(space.shape)
@@ -134,9 +135,7 @@ def _text(space: spaces.Text, spec: spaces_pb2.SpaceSpec, path: str, depth: int)
     if isinstance(space, UnrestrictedText) or space.character_set == _DEFAULT_CHARSET:
         return
     if not space.character_set and space.max_length > 0:
-        message = (
-            "a Text without characters has no form on the wire, where an empty charset means any"
-        )
+        message = "a Text without characters has no form on the wire: an empty charset means any"
         raise UnsupportedSpaceError(message, path=path)
     try:
         spec.text.charset = "".join(sorted(space.character_set))
@@ -152,7 +151,7 @@ def _dict(space: spaces.Dict, spec: spaces_pb2.SpaceSpec, path: str, depth: int)
     spec.dict.SetInParent()
     for key, child in space.spaces.items():
         if not isinstance(key, str):
-            message = f"expected str keys in a Dict, got {key!r} ({type(key).__name__})"
+            message = f"expected str keys in a Dict, got {describe(key)}"
             raise UnsupportedSpaceError(message, path=path)
         try:
             spec.dict.keys.append(key)
@@ -163,7 +162,7 @@ def _dict(space: spaces.Dict, spec: spaces_pb2.SpaceSpec, path: str, depth: int)
 
 
 @_fill.register
-def _tuple(space: spaces.Tuple, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:
+def _tuple(space: spaces.Tuple[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:
     _check_depth(path, depth)
     spec.tuple.SetInParent()
     for index, child in enumerate(space.spaces):

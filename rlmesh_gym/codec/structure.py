@@ -92,14 +92,11 @@ def compile_structure(
     """
     if isinstance(space, spaces.Dict):
         members = space.spaces.items()
-        return _Dict(
-            {key: compile_structure(child, f"{path}.{key}", leaves) for key, child in members}, path
-        )
+        named = {key: compile_structure(child, f"{path}.{key}", leaves) for key, child in members}
+        return _Dict(named, path)
     if isinstance(space, spaces.Tuple):
         children = enumerate(space.spaces)
-        return _Tuple(
-            [compile_structure(child, f"{path}[{index}]", leaves) for index, child in children],
-            path,
-        )
+        listed = [compile_structure(child, f"{path}[{at}]", leaves) for at, child in children]
+        return _Tuple(listed, path)
     leaves.append((path, space))
     return _Part()

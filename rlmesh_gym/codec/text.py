@@ -21,9 +21,9 @@ _U64 = np.dtype("<u8")
 class UnrestrictedText(Text):
     """A ``Text`` space whose length is bounded but whose characters are not.
 
-    The wire writes Gymnasium's default alphanumeric charset as the empty string, which means that any
-    character may come. ``contains`` therefore looks at the length only, while ``sample``, ``==`` and
-    the ``character_*`` properties stay those of the default charset: samples are legal
+    The wire writes Gymnasium's default alphanumeric charset as the empty string, which means that
+    any character may come. ``contains`` therefore looks at the length only, while ``sample``,
+    ``==`` and the ``character_*`` properties stay those of the default charset: samples are legal
     everywhere, and the decoded space equals the ``Text`` that the environment declared.
     """
 
@@ -73,8 +73,8 @@ def decode_text_slab(data: bytes, num_rows: int, path: str = "$") -> list[str]:
         path: Which leaf, for the error.
 
     Raises:
-        CodecError: Short header, other count, lengths that do not add up to what follows (missing or
-            trailing bytes), or a body that is not UTF-8.
+        CodecError: Short header, other count, lengths that do not add up to what follows
+            (missing or trailing bytes), or a body that is not UTF-8.
     """
     start = 8 * (num_rows + 1)
     if len(data) < start:
