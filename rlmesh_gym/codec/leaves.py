@@ -256,8 +256,8 @@ def compile_leaf(space: object, path: str) -> Leaf:
     raise UnsupportedSpaceError(f"no codec for a {type(space).__name__} space", path=path)
 
 
-@compile_leaf.register
-def _box(space: spaces.Box, path: str) -> Leaf:
+@compile_leaf.register(spaces.Box)
+def _box(space: spaces.Box[Any], path: str) -> Leaf:
     encode_dtype(space.dtype, path)
     dtype: np.dtype[Any] = space.dtype.newbyteorder("=")
     if dtype.kind == "b":
@@ -265,23 +265,23 @@ def _box(space: spaces.Box, path: str) -> Leaf:
     return FixedLeaf(space, path, dtype=dtype, wire=wire_dtype(dtype))
 
 
-@compile_leaf.register
-def _discrete(space: spaces.Discrete, path: str) -> Leaf:  # type: ignore[type-arg,unused-ignore]
+@compile_leaf.register(spaces.Discrete)
+def _discrete(space: spaces.Discrete[Any], path: str) -> Leaf:
     dtype = np.dtype(space.dtype).newbyteorder("=")
     return ScalarLeaf(space, path, dtype=dtype, wire=wire_dtype(_INT64))
 
 
-@compile_leaf.register
+@compile_leaf.register(spaces.MultiBinary)
 def _multi_binary(space: spaces.MultiBinary, path: str) -> Leaf:
     return TruthLeaf(space, path, dtype=np.dtype(np.int8), wire=np.dtype(np.uint8))
 
 
-@compile_leaf.register
-def _multi_discrete(space: spaces.MultiDiscrete, path: str) -> Leaf:  # type: ignore[type-arg,unused-ignore]
+@compile_leaf.register(spaces.MultiDiscrete)
+def _multi_discrete(space: spaces.MultiDiscrete[Any], path: str) -> Leaf:
     dtype = np.dtype(space.dtype).newbyteorder("=")
     return FixedLeaf(space, path, dtype=dtype, wire=wire_dtype(_INT64))
 
 
-@compile_leaf.register
+@compile_leaf.register(spaces.Text)
 def _text(space: spaces.Text, path: str) -> Leaf:
     return TextLeaf(space, path)

@@ -60,8 +60,8 @@ def _fill(space: object, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> N
     raise UnsupportedSpaceError(message, path=path)
 
 
-@_fill.register
-def _box(space: spaces.Box, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:  # noqa: ARG001
+@_fill.register(spaces.Box)
+def _box(space: spaces.Box[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:  # noqa: ARG001
     spec.shape.extend(space.shape)
     spec.dtype = encode_dtype(space.dtype, path)
     low, high = space.low, space.high
@@ -83,9 +83,9 @@ def _wire_bytes(array: NDArray[Any] | np.generic) -> bytes:
     return array.astype(wire_dtype(array.dtype)).tobytes()
 
 
-@_fill.register
+@_fill.register(spaces.Discrete)
 def _discrete(
-    space: spaces.Discrete,  # type: ignore[type-arg,unused-ignore]  # generic since 1.4
+    space: spaces.Discrete[Any],
     spec: spaces_pb2.SpaceSpec,
     path: str,  # noqa: ARG001
     depth: int,  # noqa: ARG001
@@ -95,7 +95,7 @@ def _discrete(
     spec.discrete.start = int(space.start)
 
 
-@_fill.register
+@_fill.register(spaces.MultiBinary)
 def _multi_binary(
     space: spaces.MultiBinary,
     spec: spaces_pb2.SpaceSpec,
@@ -107,9 +107,9 @@ def _multi_binary(
     spec.multi_binary.SetInParent()
 
 
-@_fill.register
+@_fill.register(spaces.MultiDiscrete)
 def _multi_discrete(
-    space: spaces.MultiDiscrete,  # type: ignore[type-arg,unused-ignore]
+    space: spaces.MultiDiscrete[Any],
     spec: spaces_pb2.SpaceSpec,
     path: str,
     depth: int,  # noqa: ARG001
@@ -126,7 +126,7 @@ def _multi_discrete(
     spec.multi_discrete.nvec.extend(space.nvec.ravel().tolist())
 
 
-@_fill.register
+@_fill.register(spaces.Text)
 def _text(space: spaces.Text, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:  # noqa: ARG001
     spec.dtype = types_pb2.DATA_TYPE_UINT8
     spec.text.SetInParent()
@@ -145,7 +145,7 @@ def _text(space: spaces.Text, spec: spaces_pb2.SpaceSpec, path: str, depth: int)
         ) from None
 
 
-@_fill.register
+@_fill.register(spaces.Dict)
 def _dict(space: spaces.Dict, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:
     _check_depth(path, depth)
     spec.dict.SetInParent()
@@ -161,7 +161,7 @@ def _dict(space: spaces.Dict, spec: spaces_pb2.SpaceSpec, path: str, depth: int)
         _fill(child, spec.dict.spaces.add(), f"{path}.{key}", depth + 1)
 
 
-@_fill.register
+@_fill.register(spaces.Tuple)
 def _tuple(space: spaces.Tuple[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:
     _check_depth(path, depth)
     spec.tuple.SetInParent()
