@@ -14,6 +14,7 @@ from rlmesh_gym.server.handler import (
     ResolveOptions,
     RouteNeeds,
 )
+from rlmesh_gym.server.model_server import ModelServer
 
 __all__ = [
     "HeldState",
@@ -23,6 +24,7 @@ __all__ = [
     "ModelObservation",
     "ModelRoute",
     "ModelRouteSetup",
+    "ModelServer",
     "PredictFrames",
     "ResolveOptions",
     "RouteNeeds",

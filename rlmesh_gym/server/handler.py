@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import gymnasium
 
-    from rlmesh_gym.codec import EnvContract
+    from rlmesh_gym.codec import EnvSpec
 
 __all__ = [
     "MAX_EXECUTION_HORIZON",
@@ -96,20 +96,19 @@ class ModelRoute:
 
     Attributes:
         env_id: The client's name for its environment; the key of all state.
-        contract: The environment's spaces and metadata. Its ``num_envs`` and autoreset mode are
-            not on the model's wire and hold defaults.
+        contract: The environment's spaces and metadata, those of one lane.
         options: What the client asked for.
         needs: What the handler answered.
     """
 
     env_id: str
-    contract: EnvContract
+    contract: EnvSpec
     options: ResolveOptions = field(default_factory=ResolveOptions)
     needs: RouteNeeds = field(default_factory=RouteNeeds)
 
     @property
-    def single_observation_space(self) -> gymnasium.Space[Any]:
-        """Space of one row of an observation."""
+    def single_observation_space(self) -> gymnasium.Space[Any] | None:
+        """Space of one row of an observation; None when the client named none."""
         return self.contract.single_observation_space
 
     @property
@@ -158,8 +157,9 @@ class ModelObservation:
         episode_ids: Episode of each row, unique within the request.
         seeds: Seed of each row's episode, None where it is not known.
         execution_horizon: Frames that the client replays; at least 1.
-        history: Replayed steps since the last prediction, ascending in ``step``; empty unless the
-            route asked for them.
+        history: Replayed steps since the last prediction, in the order sent, which is ascending for
+            each episode and without a gap up to ``step``; empty unless the route asked for them.
+            When ``predict`` raises, they count as not delivered and come again with a retry.
         step: The session's step count at this observation; None when it was not sent.
         route: The resolved environment; None only in handlers called without a server.
     """
@@ -206,7 +206,7 @@ class ModelRouteSetup:
     """
 
     def resolve_adapter(
-        self, env_id: str, contract: EnvContract, options: ResolveOptions
+        self, env_id: str, contract: EnvSpec, options: ResolveOptions
     ) -> RouteNeeds | None:
         """Prepare for an environment. Idempotent: the same env id may be resolved again.
 
