@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2, service_pb2
 from rlmesh_gym.errors import ModelError
@@ -55,14 +55,29 @@ def model_error(
     )
 
 
+class RequestContext(NamedTuple):
+    """What a session notes on the ``context`` of its pendings.
+
+    Attributes:
+        env_id: Key of the adapter.
+        episode_ids: Episodes of the rows, or those that are over.
+        request_id: As in the request's context, for an answer that must mirror it; empty for a
+            group, whose members have one each.
+    """
+
+    env_id: str
+    episode_ids: Sequence[str]
+    request_id: str
+
+
 def _in_band_error(error: interaction_pb2.ModelError, pending: Pending[Any]) -> ModelError:
-    env_id, episode_ids = pending.context
+    context: RequestContext = pending.context
     return model_error(
         error,
         endpoint=pending.endpoint,
         operation=pending.operation,
-        env_id=env_id,
-        episode_ids=episode_ids,
+        env_id=context.env_id,
+        episode_ids=context.episode_ids,
     )
 
 
@@ -319,7 +334,7 @@ class ModelSession:
         return stream.send(
             request,
             kind,
-            context=(env_id, episode_ids),
+            context=RequestContext(env_id, episode_ids, _request_id(request, kind)),
             timeout=self.timeouts.predict,
         )
 
@@ -330,3 +345,10 @@ class ModelSession:
             if stream is not None and stream.is_open:  # Another thread has opened it meanwhile.
                 return stream
             return connection.open_stream()
+
+
+def _request_id(request: interaction_pb2.JoinRequest, kind: str) -> str:
+    if kind == "grouped_predict":
+        return ""
+    request_id: str = getattr(request, kind).context.request_id
+    return request_id

@@ -69,6 +69,7 @@ class Pending(Generic[M]):
         lanes: ``env_indices`` of the request, empty for the whole vector.
         context: What else the session noted about the request.
         response: The answer's envelope, with its timings; ``None`` until :meth:`done`.
+        request_id: Names the request on its stream.
         request_bytes: Size of the encoded request.
         response_bytes: Size of the encoded answer; 0 until :meth:`done`.
     """
@@ -81,20 +82,24 @@ class Pending(Generic[M]):
         "_method",
         "_pid",
         "_sent_ns",
+        "_stream",
         "context",
         "endpoint",
         "lanes",
         "operation",
         "request_bytes",
+        "request_id",
         "response",
         "response_bytes",
     )
 
     def __init__(
         self,
+        stream: JoinStream,
         method: JoinMethod,
         kind: str,
         *,
+        request_id: str,
         endpoint: str,
         operation: str,
         request_bytes: int = 0,
@@ -108,6 +113,8 @@ class Pending(Generic[M]):
         self.response: Any = None
         self.request_bytes = request_bytes
         self.response_bytes = 0
+        self.request_id = request_id
+        self._stream = stream
         self._method = method
         self._kind = kind
         self._error: Error | None = None
@@ -159,6 +166,17 @@ class Pending(Generic[M]):
             operation=self.operation,
         )
 
+    def abandon(self, error: Error) -> bool:
+        """Give up on the answer: whoever waits, or calls :meth:`result` later, gets ``error``.
+
+        Safe from any thread. The request stays at work on the other end; its late answer is
+        dropped.
+
+        Returns:
+            False where the answer was already there; nothing changes then.
+        """
+        return self._stream.give_up(self, error)
+
     def _wait(self, timeout: float | None) -> None:
         if os.getpid() != self._pid:
             raise ForkedError(
@@ -207,6 +225,7 @@ class JoinStream:
         self._method = method
         self._ids = itertools.count(1)
         self._pendings: dict[str, Pending[Any]] = {}
+        self._given_up: set[str] = set()
         self._barriers: deque[Pending[Any]] = deque()
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -229,7 +248,7 @@ class JoinStream:
     @property
     def outstanding(self) -> int:
         """Number of requests without an answer."""
-        return len(self._pendings)
+        return len(self._pendings) + len(self._given_up)
 
     def send(
         self,
@@ -263,8 +282,10 @@ class JoinStream:
                 f"{operation or kind}: the request cannot be encoded: {error}"
             ) from error
         pending: Pending[Any] = Pending(
+            self,
             self._method,
             kind,
+            request_id=request_id,
             endpoint=self.endpoint,
             operation=operation or kind,
             request_bytes=len(data),
@@ -274,6 +295,16 @@ class JoinStream:
         while not self._put(data, request_id, pending):
             self._barriers[0]._wait(timeout)  # noqa: SLF001 - one concern, two classes
         return pending
+
+    def give_up(self, pending: Pending[Any], error: Error) -> bool:
+        """Fail a request of this stream with ``error``; return False if it was answered before."""
+        # Noted first: an answer that comes in between takes the pending, and the note is withdrawn.
+        self._given_up.add(pending.request_id)
+        if self._pendings.pop(pending.request_id, None) is None:
+            self._given_up.discard(pending.request_id)
+            return False
+        pending._fail(error)  # noqa: SLF001
+        return True
 
     def half_close(self) -> None:
         """Send nothing more; what is in flight is still answered."""
@@ -319,8 +350,10 @@ class JoinStream:
             self._call.cancel()
             return False
         pending = self._pendings.pop(response.request_id, None)
-        if pending is not None:  # Else nobody asked for it.
+        if pending is not None:
             pending._complete(response, len(data))  # noqa: SLF001
+        else:  # Nobody asked for it, or nobody waits any more.
+            self._given_up.discard(response.request_id)
         return True
 
     def _read(self) -> None:
