@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import google.protobuf
 import grpc
 import gymnasium
-import numpy
+import numpy as np
 
 from rlmesh_gym._proto.core.v1 import handshake_pb2
 from rlmesh_gym._version import __version__
@@ -55,7 +55,7 @@ def peer_info(component: str) -> handshake_pb2.PeerInfo:
         arch=platform.machine(),
         framework_versions={
             "gymnasium": gymnasium.__version__,
-            "numpy": numpy.__version__,
+            "numpy": np.__version__,
             "grpcio": grpc.__version__,
             "protobuf": google.protobuf.__version__,
         },
