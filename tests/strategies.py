@@ -7,8 +7,8 @@ import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from gymnasium import spaces as gym_spaces
 from google.protobuf.message import DecodeError, Message
+from gymnasium import spaces as gym_spaces
 from hypothesis import strategies as st
 
 from rlmesh_gym._proto.spaces.v1 import spaces_pb2, value_pb2
@@ -32,9 +32,7 @@ __all__ = [
 _M = TypeVar("_M", bound=Message)
 
 _SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
-_NON_EMPTY_M = TypeVar("_M", bound=Message)
-
-_SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple)
+_NON_EMPTY_SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple)
 _KEYS = st.text(max_size=4)
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 
