@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlmesh_gym.server.env_server import EnvServer
 from rlmesh_gym.server.handler import (
     HeldState,
     HistoryFrame,
@@ -17,6 +18,7 @@ from rlmesh_gym.server.handler import (
 from rlmesh_gym.server.model_server import ModelServer
 
 __all__ = [
+    "EnvServer",
     "HeldState",
     "HistoryFrame",
     "HistoryNeeds",

@@ -1,0 +1,388 @@
+"""One session's requests, each answered from start to end: decode, check, act, count, encode.
+
+Knows the wire's messages and an environment behind :class:`ServedEnv`; nothing of streams. Which
+thread calls, and what may run at the same time, is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym._proto.env.v1 import interaction_pb2
+from rlmesh_gym.codec import decode_meta_map, encode_meta_map
+from rlmesh_gym.errors import CodecError
+from rlmesh_gym.rpc import EDITION
+from rlmesh_gym.server.conformance import Conformance
+from rlmesh_gym.server.episodes import EpisodeBook
+from rlmesh_gym.server.frames import encode_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from rlmesh_gym.server.conformance import ValidationPolicy
+    from rlmesh_gym.server.served_env import Outcome, ServedEnv
+
+__all__ = ["Operations", "Reply", "lanes_named"]
+
+ErrorCode = interaction_pb2.EnvErrorCode
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer and what it does to the stream.
+
+    Attributes:
+        response: The answer.
+        closes: The server ends the stream after it.
+    """
+
+    response: interaction_pb2.JoinResponse
+    closes: bool = False
+
+
+class _RefusedError(Exception):
+    """A request that is answered with an in-band error."""
+
+    def __init__(
+        self,
+        code: ErrorCode.ValueType,
+        message: str,
+        *,
+        recoverable: bool = True,
+        debug_info: str = "",
+        lanes: Sequence[int] | None = None,
+        cuts: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.recoverable = recoverable
+        self.debug_info = debug_info
+        self.lanes = lanes
+        self.cuts = cuts
+
+
+def lanes_named(request: interaction_pb2.JoinRequest) -> Sequence[int]:
+    """Return the lanes that a reset or step names; empty for all other requests."""
+    kind = request.WhichOneof("kind")
+    if kind == "step":
+        return request.step.env_indices
+    if kind == "reset":
+        return request.reset.env_indices
+    return ()
+
+
+class Operations:
+    """What a client may ask of one environment in one session.
+
+    Args:
+        env: The environment.
+        policy: What to do about values out of range.
+    """
+
+    def __init__(self, env: ServedEnv, policy: ValidationPolicy) -> None:
+        self.env = env
+        self._conformance = Conformance(env.action_codec, env.observation_codec, policy)
+        self._episodes = EpisodeBook(env.num_envs, env.contract.autoreset_mode)
+        self._verbs: dict[str | None, Callable[[Any, interaction_pb2.JoinResponse], bool]] = {
+            "reset": self._reset,
+            "step": self._step,
+            "render": self._render,
+            "close": self._close,
+            "configure": self._configure,
+        }
+
+    def answer(self, request: interaction_pb2.JoinRequest, *, queue_ns: int | None = None) -> Reply:
+        """Answer one request; whatever goes wrong is in the answer.
+
+        Args:
+            request: The request.
+            queue_ns: How long it waited for others; None where it did not queue.
+        """
+        begun = time.perf_counter_ns()
+        response = interaction_pb2.JoinResponse(request_id=request.request_id)
+        kind = request.WhichOneof("kind")
+        closes = False
+        try:
+            verb = self._verbs.get(kind, self._unknown)
+            closes = verb(getattr(request, kind) if kind else None, response)
+        except _RefusedError as refusal:
+            closes = self._refuse(refusal, response)
+        except Exception as error:  # A fault of this server must not take the stream with it.
+            closes = self._refuse(_failure(f"{kind} failed", error, None), response)
+        if queue_ns is not None:
+            response.queue_ns = queue_ns
+        response.endpoint_total_ns = time.perf_counter_ns() - begun + (queue_ns or 0)
+        return Reply(response, closes)
+
+    def _refuse(self, refusal: _RefusedError, response: interaction_pb2.JoinResponse) -> bool:
+        error = response.error  # Setting it clears whatever the answer already held.
+        error.code = refusal.code
+        error.message = str(refusal)
+        error.is_recoverable = refusal.recoverable
+        error.debug_info = refusal.debug_info
+        if refusal.cuts:
+            error.interrupted_episodes.extend(self._episodes.interrupt(refusal.lanes))
+        # Other lanes go on where only some were named.
+        return not refusal.recoverable and refusal.lanes is None
+
+    def _reset(
+        self, request: interaction_pb2.ResetRequest, response: interaction_pb2.JoinResponse
+    ) -> bool:
+        lanes = self._lanes(request.env_indices, "reset", allowed=self.env.has_partial_reset)
+        seeds, ids = list(request.seeds), list(request.episode_ids)
+        if lanes is not None:
+            for name, given in (("seeds", seeds), ("episode_ids", ids)):
+                if given and len(given) != len(lanes):
+                    raise _invalid(f"expected {len(lanes)} {name} or none, got {len(given)}")
+        options = None
+        if request.HasField("options"):
+            options = _decoded(lambda: decode_meta_map(request.options, "$.options"))
+        begun = time.perf_counter_ns()
+        outcome = self._call("reset", lanes, lambda: self.env.reset(lanes, seeds, options))
+        # The lanes are in new episodes from here on, whether or not the answer arrives in time.
+        self._episodes.begin(lanes, ids, seeds)
+        self._check_time(request.timeout_ms, begun, "reset")
+        encoding = time.perf_counter_ns()
+        self._encode(response.reset, outcome, lanes, [])
+        _note_times(response, outcome, encode_ns=time.perf_counter_ns() - encoding)
+        return False
+
+    def _step(
+        self, request: interaction_pb2.StepRequest, response: interaction_pb2.JoinResponse
+    ) -> bool:
+        decoding = time.perf_counter_ns()
+        env = self.env
+        lanes = self._lanes(request.env_indices, "step", allowed=env.has_lane_operations)
+        rows = env.num_envs if lanes is None else len(lanes)
+        action = _decoded(lambda: env.action_codec.decode(request.action, rows))
+        warnings = _decoded(lambda: self._conformance.check_actions(action, lanes))
+        rolling = self._check_order()
+        begun = time.perf_counter_ns()
+        outcome = self._call("step", lanes, lambda: env.step(lanes, action))
+        encoding = time.perf_counter_ns()
+        if rolling is not None:
+            _check_roll(rolling, outcome)
+        records = self._count("step", lanes, outcome, request.episode_ids)
+        try:
+            self._check_time(request.timeout_ms, begun, "step")
+            message = response.step
+            self._encode(message, outcome, lanes, warnings)
+        except _RefusedError:
+            # Those episodes are over all the same; the next step tells.
+            self._episodes.keep(records)
+            raise
+        message.rewards.extend(outcome.rewards.tolist())
+        message.terminated_mask = outcome.terminated.tobytes()
+        message.truncated_mask = outcome.truncated.tobytes()
+        backlog = self._episodes.take_backlog()
+        if backlog or records:
+            message.completed_episodes.extend([*backlog, *records])
+        if lanes is not None:
+            message.env_indices.extend(lanes)
+        _note_times(
+            response,
+            outcome,
+            decode_ns=begun - decoding,
+            encode_ns=time.perf_counter_ns() - encoding,
+        )
+        return False
+
+    def _render(
+        self, request: interaction_pb2.RenderRequest, response: interaction_pb2.JoinResponse
+    ) -> bool:
+        indices = list(request.env_indices)
+        if len(indices) > 1:
+            raise _RefusedError(
+                ErrorCode.ENV_ERROR_CODE_UNSUPPORTED,
+                f"one lane can be rendered at a time, got {len(indices)}",
+            )
+        lane = indices[0] if indices else 0
+        if lane >= self.env.num_envs:
+            raise _invalid(f"render: lane {lane} of {self.env.num_envs} does not exist")
+        begun = time.perf_counter_ns()
+        frame = self._call("render", None, lambda: self.env.render(lane), cuts=False)
+        rendered = time.perf_counter_ns()
+        png = self._call("render", None, lambda: encode_frame(frame), cuts=False)
+        self._check_time(request.timeout_ms, begun, "render")
+        response.render.SetInParent()
+        if png is not None:
+            response.render.frame = png
+            response.render.format = interaction_pb2.RenderFormat.RENDER_FORMAT_PNG
+        response.user_ns = rendered - begun
+        response.encode_ns = time.perf_counter_ns() - rendered
+        return False
+
+    def _close(
+        self,
+        request: interaction_pb2.CloseEnvsRequest,  # noqa: ARG002 - the reason changes nothing
+        response: interaction_pb2.JoinResponse,
+    ) -> bool:
+        response.close.SetInParent()
+        episodes = [*self._episodes.take_backlog(), *self._episodes.interrupt(None)]
+        response.close.final_episodes.extend(episodes)
+        return True
+
+    def _configure(
+        self, request: interaction_pb2.ConfigureEnvRequest, response: interaction_pb2.JoinResponse
+    ) -> bool:
+        edition = request.selected_workflow_edition
+        if edition not in {"", EDITION}:
+            raise _RefusedError(
+                ErrorCode.ENV_ERROR_CODE_INVALID_ACTION,
+                f"unknown workflow edition {edition!r}; this server speaks {EDITION}",
+                recoverable=False,
+            )
+        response.configure.SetInParent()
+        return False
+
+    def _unknown(self, request: None, response: interaction_pb2.JoinResponse) -> bool:  # noqa: ARG002
+        raise _RefusedError(
+            ErrorCode.ENV_ERROR_CODE_UNSUPPORTED, "the request asks for nothing known here"
+        )
+
+    def _lanes(self, indices: Sequence[int], verb: str, *, allowed: bool) -> list[int] | None:
+        if not indices:
+            return None
+        if not allowed:
+            raise _RefusedError(
+                ErrorCode.ENV_ERROR_CODE_UNSUPPORTED,
+                f"this environment cannot {verb} some of its lanes; leave env_indices empty",
+            )
+        lanes = list(indices)
+        if len(set(lanes)) != len(lanes):
+            raise _invalid(f"{verb}: a lane is named twice in {lanes}")
+        if max(lanes) >= self.env.num_envs:
+            raise _invalid(f"{verb}: lane {max(lanes)} of {self.env.num_envs} does not exist")
+        return lanes
+
+    def _check_order(self) -> NDArray[np.bool_] | None:
+        """Refuse a step of episodes that this session never began; return the lanes to roll."""
+        mode = self.env.contract.autoreset_mode
+        if mode is AutoresetMode.DISABLED:
+            return None  # Stepping is the environment's to judge; the session only looks on.
+        waiting = self._episodes.awaits_reset()
+        if waiting:
+            raise _RefusedError(
+                ErrorCode.ENV_ERROR_CODE_INTERNAL,
+                f"step failed: lanes {waiting} have no active episode; reset first",
+                recoverable=False,
+            )
+        return self._episodes.awaits_roll() if mode is AutoresetMode.NEXT_STEP else None
+
+    def _call(
+        self,
+        verb: str,
+        lanes: Sequence[int] | None,
+        call: Callable[[], Any],
+        *,
+        cuts: bool = True,
+    ) -> Any:
+        try:
+            return call()
+        except BaseException as error:  # An env may even raise SystemExit; the server lives on.
+            raise _failure(f"{verb} failed", error, lanes, cuts=cuts) from error
+
+    def _count(
+        self,
+        verb: str,
+        lanes: Sequence[int] | None,
+        outcome: Outcome,
+        episode_ids: Sequence[str],
+    ) -> list[interaction_pb2.EpisodeMetadata]:
+        def advance() -> list[interaction_pb2.EpisodeMetadata]:
+            return self._episodes.advance(
+                lanes,
+                outcome.rewards,
+                outcome.terminated,
+                outcome.truncated,
+                episode_ids=episode_ids,
+                final_info=lambda row: self.env.final_info(outcome, row),
+            )
+
+        return self._call(verb, lanes, advance)  # type: ignore[no-any-return]
+
+    def _encode(
+        self,
+        message: interaction_pb2.ResetResponse | interaction_pb2.StepResponse,
+        outcome: Outcome,
+        lanes: Sequence[int] | None,
+        warnings: list[tuple[int, dict[str, str]]],
+    ) -> None:
+        verb = "reset" if isinstance(message, interaction_pb2.ResetResponse) else "step"
+
+        def encode() -> None:
+            codec = self.env.observation_codec
+            found = [*warnings, *self._conformance.check_observations(outcome.observation, lanes)]
+            rows = self.env.num_envs if lanes is None else len(lanes)
+            message.observation.CopyFrom(codec.encode(outcome.observation, rows))
+            infos = self.env.wire_infos(outcome, found)
+            if infos is not None:
+                message.infos.CopyFrom(encode_meta_map(infos, "$.infos"))
+
+        self._call(verb, lanes, encode)
+
+    def _check_time(self, timeout_ms: int, begun_ns: int, verb: str) -> None:
+        if timeout_ms and time.perf_counter_ns() - begun_ns > timeout_ms * 1_000_000:
+            raise _RefusedError(
+                ErrorCode.ENV_ERROR_CODE_TIMEOUT,
+                f"{verb} took longer than {timeout_ms} ms; it was carried out, its result dropped",
+            )
+
+
+def _invalid(message: str) -> _RefusedError:
+    return _RefusedError(ErrorCode.ENV_ERROR_CODE_INVALID_ACTION, message)
+
+
+def _decoded(decode: Callable[[], Any]) -> Any:
+    try:
+        return decode()
+    except CodecError as error:
+        raise _invalid(str(error)) from error
+
+
+def _check_roll(rolling: NDArray[np.bool_], outcome: Outcome) -> None:
+    wrong = rolling & (outcome.terminated | outcome.truncated | (outcome.rewards != 0.0))
+    if wrong.any():
+        raise _RefusedError(
+            ErrorCode.ENV_ERROR_CODE_INTERNAL,
+            f"step failed: lanes {np.flatnonzero(wrong).tolist()} were to be reset by this step "
+            "(NEXT_STEP), yet they have a reward or an ending",
+            recoverable=False,
+            cuts=True,
+        )
+
+
+def _failure(
+    what: str, error: BaseException, lanes: Sequence[int] | None, *, cuts: bool = True
+) -> _RefusedError:
+    return _RefusedError(
+        ErrorCode.ENV_ERROR_CODE_INTERNAL,
+        f"{what}: {type(error).__name__}: {error}",
+        recoverable=False,
+        debug_info="".join(traceback.format_exception(error)),
+        lanes=lanes,
+        cuts=cuts,
+    )
+
+
+def _note_times(
+    response: interaction_pb2.JoinResponse,
+    outcome: Outcome,
+    *,
+    decode_ns: int | None = None,
+    encode_ns: int,
+) -> None:
+    if decode_ns is not None:
+        response.decode_ns = decode_ns
+    response.user_ns = outcome.user_ns
+    response.encode_ns = encode_ns
+    if outcome.lane_skew_ns is not None:
+        response.lane_skew_ns = outcome.lane_skew_ns

@@ -1,0 +1,194 @@
+"""One scalar env, or a list of them: lanes that are stepped and reset one by one."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.codec import EnvContract, SpaceCodec
+from rlmesh_gym.errors import CodecError, ConfigurationError
+from rlmesh_gym.server.lane_vector import as_flag, as_reward
+from rlmesh_gym.server.served_env import WARNING_KEY, Outcome, ServedEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import gymnasium as gym
+
+    from rlmesh_gym.codec import Leaves
+    from rlmesh_gym.server.served_env import Warnings
+
+__all__ = ["ServedLanes"]
+
+_LEGACY_RESULT = 4
+"""Length of a step's result before ``truncated`` had its own place."""
+
+
+class ServedLanes(ServedEnv):
+    """Scalar envs with equal spaces, DISABLED autoreset; one of them makes a single endpoint.
+
+    Args:
+        envs: The lanes; this object closes them.
+        env_id: Name that the contract announces.
+
+    Raises:
+        ConfigurationError: No envs, or their spaces differ.
+        UnsupportedSpaceError: A space has no wire form.
+    """
+
+    has_lane_operations = True
+    has_partial_reset = True
+
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], env_id: str) -> None:
+        if not envs:
+            raise ConfigurationError("a list of environments to serve must not be empty")
+        self.envs = list(envs)
+        first = self.envs[0]
+        for lane, env in enumerate(self.envs):
+            for name in ("observation_space", "action_space"):
+                if getattr(env, name) != getattr(first, name):
+                    raise ConfigurationError(
+                        f"lane {lane}: {name} is {getattr(env, name)}, that of lane 0 is "
+                        f"{getattr(first, name)}; the lanes of one endpoint share their spaces"
+                    )
+        self.observation_codec = SpaceCodec(first.observation_space)
+        self.action_codec = SpaceCodec(first.action_space)
+        metadata = dict(first.metadata or {})
+        metadata.pop("autoreset_mode", None)
+        self.contract = EnvContract(
+            env_id=env_id,
+            single_observation_space=first.observation_space,
+            single_action_space=first.action_space,
+            metadata=metadata,
+            num_envs=len(self.envs),
+            render_mode=first.render_mode,
+            autoreset_mode=AutoresetMode.DISABLED,
+        )
+
+    def reset(
+        self,
+        lanes: Sequence[int] | None,
+        seeds: Sequence[int],
+        options: dict[str, Any] | None,
+    ) -> Outcome:
+        """Reset lanes; the n-th seed goes to the n-th lane, missing ones leave it unseeded."""
+        observations, infos, durations = [], [], []
+        clock = time.perf_counter_ns
+        for row, lane in enumerate(self._named(lanes)):
+            seed = seeds[row] if row < len(seeds) else None
+            begun = clock()
+            observation, info = self.envs[lane].reset(seed=seed, options=options)
+            durations.append(clock() - begun)
+            observations.append(observation)
+            infos.append(info)
+        return Outcome(
+            self._rows(observations, lanes),
+            infos,
+            user_ns=sum(durations),
+            lane_skew_ns=_skew(durations),
+        )
+
+    def step(self, lanes: Sequence[int] | None, action: Leaves) -> Outcome:
+        """Step lanes one after the other, each with its own row as the space samples it."""
+        observations, infos, durations = [], [], []
+        rewards, terminated, truncated = [], [], []
+        clock = time.perf_counter_ns
+        take = self.action_codec.unflatten_row
+        for row, lane in enumerate(self._named(lanes)):
+            lane_action = take(action, row)
+            begun = clock()
+            result = self.envs[lane].step(lane_action)
+            durations.append(clock() - begun)
+            if len(result) == _LEGACY_RESULT:
+                result = _modern(result, lane)
+            observation, reward, ended, cut, info = result
+            observations.append(observation)
+            rewards.append(as_reward(reward, lane))
+            terminated.append(as_flag(ended, "terminated", lane))
+            truncated.append(as_flag(cut, "truncated", lane))
+            infos.append(info)
+        return Outcome(
+            self._rows(observations, lanes),
+            infos,
+            np.array(rewards, dtype=np.float64),
+            np.array(terminated, dtype=np.bool_),
+            np.array(truncated, dtype=np.bool_),
+            user_ns=sum(durations),
+            lane_skew_ns=_skew(durations),
+        )
+
+    def render(self, lane: int) -> Any:
+        """Return the lane's frame, None where it was made without a render mode."""
+        env = self.envs[lane]
+        return None if env.render_mode is None else env.render()
+
+    def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any] | None:
+        """Return one lane's dict as it is; several as a list beside a mask.
+
+        The mask marks the lanes whose episode ended, after a reset all of them.
+        """
+        infos = list(outcome.infos)
+        found: dict[int, list[dict[str, str]]] = {}
+        for row, warning in warnings:
+            found.setdefault(row, []).append(warning)
+        for row, row_warnings in found.items():
+            # An env that uses the key itself keeps it.
+            infos[row] = {WARNING_KEY: row_warnings, **(infos[row] or {})}
+        if len(infos) == 1:
+            return infos[0]  # type: ignore[no-any-return]
+        ended = (outcome.terminated | outcome.truncated).tolist() or [True] * len(infos)
+        wire: dict[str, Any] = {
+            "final_info": [{} if info is None else info for info in infos],
+            "_final_info": ended,
+        }
+        if warnings:
+            wire[WARNING_KEY] = [warning for _, warning in warnings]
+        return wire
+
+    def final_info(self, outcome: Outcome, row: int) -> Mapping[str, Any] | None:
+        """Return the row's own dict."""
+        return outcome.infos[row]  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close every lane, also when one of them fails to; the first failure is raised."""
+        failure: Exception | None = None
+        for env in self.envs:
+            try:
+                env.close()
+            except Exception as error:  # noqa: PERF203 - the other lanes must close too
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _named(self, lanes: Sequence[int] | None) -> Sequence[int]:
+        return range(len(self.envs)) if lanes is None else lanes
+
+    def _rows(self, observations: Sequence[Any], lanes: Sequence[int] | None) -> Leaves:
+        try:
+            return self.observation_codec.flatten_rows(observations)
+        except CodecError as error:
+            # The batch only knows that some row is wrong; find whose.
+            for lane, observation in zip(self._named(lanes), observations, strict=True):
+                try:
+                    self.observation_codec.flatten_row(observation)
+                except CodecError as own:  # noqa: PERF203 - a failed step may take its time
+                    detail = str(own).removeprefix(f"{own.path}: ")
+                    raise CodecError(
+                        f"the observation of lane {lane} does not fit its space: {detail}",
+                        path=own.path,
+                    ) from error
+            raise
+
+
+def _modern(result: Sequence[Any], lane: int) -> tuple[Any, Any, Any, Any, Any]:
+    observation, reward, done, info = result
+    over = as_flag(done, "done", lane)
+    by_time = bool((info or {}).get("TimeLimit.truncated", False))
+    return observation, reward, over and not by_time, over and by_time, info
+
+
+def _skew(durations: Sequence[int]) -> int | None:
+    return max(durations) - min(durations) if len(durations) > 1 else None
