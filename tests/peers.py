@@ -15,8 +15,8 @@ Endpoints are context managers; they wait until the process serves and end it on
 ``peer.address``, ``peer.process`` (a Popen), ``peer.kill()`` (SIGKILL, waits), ``peer.stderr()``.
 
 Env kinds are ``single``, ``lanes``, ``next_step`` and ``disabled``; the last two are a Gymnasium
-SyncVectorEnv in that mode. A factory is ``"module:function"`` or what ``gym.make`` takes; ``kwargs``
-go to it and must be JSON.
+SyncVectorEnv in that mode. A factory is ``"module:function"`` or what ``gym.make`` takes;
+``kwargs`` go to it and must be JSON.
 
 Its clients run as one process that plays a plan and hands back what it saw, numpy arrays included::
 
@@ -27,8 +27,8 @@ Its clients run as one process that plays a plan and hands back what it saw, num
     seen = run_model(server.address, "predict", episodes=2, seeds=[1, 2])      # its Model.run
     seen = model_episodes(env_address, model_address, seeds=[1], execution_horizon=4)
 
-A call that raised is ``{"error": class name, "message": text}``. All need only this module; the test
-process itself never imports ``rlmesh``.
+A call that raised is ``{"error": class name, "message": text}``. All need only this module; the
+test process itself never imports ``rlmesh``.
 """
 
 from __future__ import annotations
