@@ -1,0 +1,102 @@
+"""Finding the object that a command line names, ``module:object`` or ``file.py:object``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["build_handler", "load_object"]
+
+
+def load_object(reference: str) -> Any:
+    """Import what ``module:object`` or ``path/to/file.py:object`` names; dots reach attributes.
+
+    Modules of the working directory are found, as with ``python -m``.
+
+    Raises:
+        ConfigurationError: Nothing of that name, or its import fails.
+    """
+    # The last colon: a path of Windows has one of its own.
+    place, separator, name = reference.rpartition(":")
+    if not separator or not place or not name:
+        message = f"expected module:object or file.py:object, got {reference!r}"
+        raise ConfigurationError(message)
+    found: Any = _import(place)
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            message = f"{place!r} has no {name!r}"
+            raise ConfigurationError(message) from None
+    return found
+
+
+def _import(place: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return (
+            _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        )
+    except Exception as error:
+        message = f"cannot import {place!r}: {type(error).__name__}: {error}"
+        raise ConfigurationError(message) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        message = f"{path} is no Python file"
+        raise ConfigurationError(message)
+    module = importlib.util.module_from_spec(spec)
+    # Pickle and dataclasses look their module up by name.
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def build_handler(found: Any, arguments: dict[str, Any]) -> Any:
+    """Make what ``ModelServer`` takes of a handler, a function, a class or a factory.
+
+    What can be called without an observation (a class, a function without required parameters, or
+    anything once ``arguments`` are given) is called with ``arguments``; the rest is served as it is.
+
+    Raises:
+        ConfigurationError: It cannot be called like that, or fails.
+    """
+    from rlmesh_gym.server import ModelHandler  # noqa: PLC0415 - gRPC is slow to import
+
+    is_instance = isinstance(found, ModelHandler)
+    is_class = inspect.isclass(found)
+    if is_instance or not (is_class or arguments or _needs_nothing(found)):
+        if arguments:
+            message = "--kwargs are for a class or a factory, and this is a ready handler"
+            raise ConfigurationError(message)
+        return found
+    try:
+        return found(**arguments)
+    except Exception as error:
+        name = getattr(found, "__name__", repr(found))
+        message = f"{name}(…) failed: {type(error).__name__}: {error}"
+        raise ConfigurationError(message) from error
+
+
+def _needs_nothing(found: Any) -> bool:
+    """Whether it can be called without arguments, so that it is a factory and no policy."""
+    if not callable(found):
+        return False
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,65 @@
+"""``rlmesh-gym merge``: the episodes of several runs as one report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlmesh_gym.cli.exit_codes import EXIT_DONE
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.runtime.report_files import write_report
+from rlmesh_gym.runtime.shards import merge_episodes, merged_report
+from rlmesh_gym.runtime.tables import report_text, text_table
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["configure", "execute"]
+
+_EPILOG = """\
+An episode is known by its environment, seed and id. The same three in two places are one episode
+(a duplicate, kept once); the same environment and seed under another id is a repeat, and kept.
+
+  rlmesh-gym merge machine-a/out machine-b/out --out all/
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="DIRECTORY",
+        help="a --report directory, or its episodes.jsonl",
+    )
+    parser.add_argument(
+        "--out", required=True, metavar="DIRECTORY", help="where to write the joined report"
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Read, join, write, and say what was found."""
+    target = Path(options.out)
+    if (target / "episodes.jsonl").exists():
+        message = f"{target} holds a report already; name a new directory after --out"
+        raise ConfigurationError(message)
+    merged = merge_episodes(options.sources)
+    report = merged_report(options.sources, merged)
+    write_report(report, target)
+    print(
+        text_table(
+            ("source", "new episodes"),
+            [(source, f"{count:,}") for source, count in merged.per_source.items()],
+        )
+    )
+    print(
+        f"\n{len(merged.rows):,} episodes, {merged.duplicates:,} duplicates left out, "
+        f"{merged.repeats:,} repeats kept"
+    )
+    if merged.conflicts:
+        print(f"{len(merged.conflicts):,} duplicates differ in content; the first one was kept")
+    if merged.damaged:
+        print(f"{merged.damaged:,} unreadable lines were passed over")
+    print(f"\n{report_text(report)}\n\nwritten to {target}")
+    return EXIT_DONE

@@ -1,0 +1,144 @@
+"""Options that several commands share, and how their text is read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = [
+    "add_connection_options",
+    "add_server_options",
+    "keyword_arguments",
+    "positive_int",
+    "terminate_as_interrupt",
+]
+
+_TOKEN_HELP = "better given as RLMESH_GYM_TOKEN, since others see a command line"  # noqa: S105
+
+
+def positive_int(text: str) -> int:
+    """Read a whole number of at least 1 (an argparse type)."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        message = f"must be a whole number of at least 1, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        message = f"must be seconds above 0, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return number
+
+
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--token``, ``--tls`` and ``--timeout`` of a client."""
+    group = parser.add_argument_group("connection")
+    group.add_argument(
+        "--token", metavar="TOKEN", help=f"what the endpoint asks for; {_TOKEN_HELP}"
+    )
+    group.add_argument(
+        "--tls",
+        nargs="?",
+        const=True,
+        metavar="ROOTS.pem",
+        help="connect with TLS; with a file, trust the certificates in it",
+    )
+    group.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long to wait for any one answer (default: what the library has)",
+    )
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--address``, ``--token`` and the TLS files of a server."""
+    parser.add_argument(
+        "--address",
+        default="127.0.0.1:0",
+        metavar="ADDRESS",
+        help="host:port or unix:///path to listen on; port 0, the default, takes a free one",
+    )
+    group = parser.add_argument_group("access")
+    group.add_argument("--token", metavar="TOKEN", help=f"ask clients for it; {_TOKEN_HELP}")
+    group.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM), for TLS")
+    group.add_argument("--tls-key", metavar="FILE", help="private key of the certificate (PEM)")
+
+
+def server_tls(options: argparse.Namespace) -> dict[str, str] | None:
+    """The ``tls=`` of a server from its two options, None without them."""
+    given = {"certificate_chain": options.tls_cert, "private_key": options.tls_key}
+    return {name: path for name, path in given.items() if path is not None} or None
+
+
+def client_tls(options: argparse.Namespace) -> dict[str, str] | bool | None:
+    """The ``tls=`` of a client from ``--tls``."""
+    chosen: str | bool | None = options.tls
+    return {"root_certificates": chosen} if isinstance(chosen, str) else chosen
+
+
+def client_timeouts(options: argparse.Namespace) -> dict[str, float] | None:
+    """The ``timeouts=`` of a client from ``--timeout``, which also bounds the connecting."""
+    if options.timeout is None:
+        return None
+    names = ("connect", "reset", "step", "render", "predict", "resolve")
+    return dict.fromkeys(names, options.timeout)
+
+
+def keyword_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """Read keyword arguments given as ``name=value`` or as JSON objects; later ones win.
+
+    A value that is JSON is taken as such (``true``, ``3``, ``[1, 2]``), any other text as itself.
+
+    Raises:
+        ConfigurationError: Neither form.
+    """
+    result: dict[str, Any] = {}
+    for text in texts:
+        if text.lstrip().startswith("{"):
+            try:
+                result.update(json.loads(text))
+            except ValueError as error:
+                message = f"{text!r} is no JSON object: {error}"
+                raise ConfigurationError(message) from error
+            continue
+        name, separator, value = text.partition("=")
+        if not separator or not name.isidentifier():
+            message = f"expected name=value or a JSON object, got {text!r}"
+            raise ConfigurationError(message)
+        try:
+            result[name] = json.loads(value)
+        except ValueError:
+            result[name] = value
+    return result
+
+
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that containers stop cleanly too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Signals can be set in the main thread only.
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

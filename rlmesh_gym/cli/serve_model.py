@@ -1,0 +1,59 @@
+"""``rlmesh-gym serve-model``: a policy at an address."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlmesh_gym.cli.exit_codes import EXIT_DONE
+from rlmesh_gym.cli.loading import build_handler, load_object
+from rlmesh_gym.cli.options import (
+    add_server_options,
+    keyword_arguments,
+    server_tls,
+    terminate_as_interrupt,
+)
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["configure", "execute"]
+
+_EPILOG = """\
+The object may be a ModelHandler, a class of one, a function of the batched observation that returns
+the batched actions, or a factory: anything that can be called without an observation and returns
+one of these.
+
+  rlmesh-gym serve-model my_policy:act --address 127.0.0.1:6000
+  rlmesh-gym serve-model policies/act.py:make --kwargs checkpoint=last.npz
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.epilog = _EPILOG
+    parser.add_argument("object", metavar="MODULE:OBJECT", help="what to serve; or FILE.py:OBJECT")
+    parser.add_argument(
+        "--kwargs",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="argument of the class or factory, or a JSON object of them; may be repeated",
+    )
+    add_server_options(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from rlmesh_gym.server import ModelServer  # noqa: PLC0415 - gRPC is slow to import
+
+    handler = build_handler(load_object(options.object), keyword_arguments(options.kwargs))
+    server = ModelServer(handler, options.address, token=options.token, tls=server_tls(options))
+    with terminate_as_interrupt():
+        try:
+            print(f"serving {options.object} at {server.start()} (Ctrl-C ends it)", flush=True)
+            server.serve()
+        except KeyboardInterrupt:
+            print("stopping", flush=True)
+        finally:
+            server.stop()
+    return EXIT_DONE
