@@ -58,13 +58,16 @@ class EnvServiceCallbacks:
 
     Attributes:
         handshake: Answers with the contract.
-        join: Serves one session: takes the client's requests and yields answers. It ends when the
-            requests end, or earlier, which ends the stream with status OK.
+        join: Serves one session: takes the client's requests and yields answers, as messages or as
+            their bytes. It ends when the requests end, or earlier, which ends the stream with
+            status OK.
         shutdown: Decides on a client's wish to stop the server.
     """
 
     handshake: Callable[[env_service_pb2.HandshakeRequest], env_service_pb2.HandshakeResponse]
-    join: Callable[[Iterator[env_pb2.JoinRequest], JoinPeer], Iterable[env_pb2.JoinResponse]]
+    join: Callable[
+        [Iterator[env_pb2.JoinRequest], JoinPeer], Iterable[env_pb2.JoinResponse | bytes]
+    ]
     shutdown: Callable[[env_service_pb2.ShutdownRequest], env_service_pb2.ShutdownResponse]
 
 
@@ -218,7 +221,7 @@ class GrpcHost:
                 "Join": grpc.stream_stream_rpc_method_handler(
                     self._join,
                     request_deserializer=read,
-                    response_serializer=requests.JoinResponse.SerializeToString,
+                    response_serializer=_serialize,
                 ),
             },
         )
@@ -270,6 +273,8 @@ def _readable(requests: Iterator[Any]) -> Iterator[Any]:
 
 
 def _serialize(message: Any) -> bytes:
+    if isinstance(message, bytes):
+        return message
     data: bytes = message.SerializeToString()
     return data
 

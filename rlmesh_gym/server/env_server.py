@@ -251,7 +251,7 @@ class EnvServer:
 
     def _join(
         self, requests: Iterator[interaction_pb2.JoinRequest], peer: JoinPeer
-    ) -> Iterator[interaction_pb2.JoinResponse]:
+    ) -> Iterator[interaction_pb2.JoinResponse | bytes]:
         # A session's own environment is closed before its slot is free.
         lease = self._slots.take(peer, hold=self._source.is_per_session)
         try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.server.session_slots import Lease
 
     Requests = Iterator[interaction_pb2.JoinRequest]
-    Responses = Iterator[interaction_pb2.JoinResponse]
+    Responses = Iterator[interaction_pb2.JoinResponse | bytes]
     Run = Callable[[Callable[[], Reply]], Reply]
 
 __all__ = ["EnvStream"]

@@ -21,6 +21,7 @@ from rlmesh_gym.rpc import EDITION
 from rlmesh_gym.server.conformance import Conformance
 from rlmesh_gym.server.episodes import EpisodeBook
 from rlmesh_gym.server.frames import encode_frame
+from rlmesh_gym.server.large_answers import LARGE_BYTES, assemble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.server.conformance import ValidationPolicy
-    from rlmesh_gym.server.served_env import Outcome, ServedEnv
+    from rlmesh_gym.server.served_env import Outcome, ServedEnv, Warnings
 
 __all__ = ["Operations", "Reply", "lanes_named"]
 
@@ -40,12 +41,24 @@ class Reply:
     """An answer and what it does to the stream.
 
     Attributes:
-        response: The answer.
+        response: The answer; encoded already where its observation is large.
         closes: The server ends the stream after it.
     """
 
-    response: interaction_pb2.JoinResponse
+    response: interaction_pb2.JoinResponse | bytes
     closes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """What a verb leaves to be done: end the stream, put the observation into the answer."""
+
+    closes: bool = False
+    observation: list[bytes | memoryview] | None = None
+
+
+_GOES_ON = _Effect()
+_ENDS = _Effect(closes=True)
 
 
 class _RefusedError(Exception):
@@ -91,7 +104,7 @@ class Operations:
         self.env = env
         self._conformance = Conformance(env.action_codec, env.observation_codec, policy)
         self._episodes = EpisodeBook(env.num_envs, env.contract.autoreset_mode)
-        self._verbs: dict[str | None, Callable[[Any, interaction_pb2.JoinResponse], bool]] = {
+        self._verbs: dict[str | None, Callable[[Any, interaction_pb2.JoinResponse], _Effect]] = {
             "reset": self._reset,
             "step": self._step,
             "render": self._render,
@@ -109,20 +122,22 @@ class Operations:
         begun = time.perf_counter_ns()
         response = interaction_pb2.JoinResponse(request_id=request.request_id)
         kind = request.WhichOneof("kind")
-        closes = False
+        effect = _GOES_ON
         try:
             verb = self._verbs.get(kind, self._unknown)
-            closes = verb(getattr(request, kind) if kind else None, response)
+            effect = verb(getattr(request, kind) if kind else None, response)
         except _RefusedError as refusal:
-            closes = self._refuse(refusal, response)
+            effect = self._refuse(refusal, response)
         except Exception as error:  # A fault of this server must not take the stream with it.
-            closes = self._refuse(_failure(f"{kind} failed", error, None), response)
+            effect = self._refuse(_failure(f"{kind} failed", error, None), response)
         if queue_ns is not None:
             response.queue_ns = queue_ns
         response.endpoint_total_ns = time.perf_counter_ns() - begun + (queue_ns or 0)
-        return Reply(response, closes)
+        if effect.observation is not None:
+            return Reply(assemble(response, effect.observation))
+        return Reply(response, effect.closes)
 
-    def _refuse(self, refusal: _RefusedError, response: interaction_pb2.JoinResponse) -> bool:
+    def _refuse(self, refusal: _RefusedError, response: interaction_pb2.JoinResponse) -> _Effect:
         error = response.error  # Setting it clears whatever the answer already held.
         error.code = refusal.code
         error.message = str(refusal)
@@ -131,11 +146,11 @@ class Operations:
         if refusal.cuts:
             error.interrupted_episodes.extend(self._episodes.interrupt(refusal.lanes))
         # Other lanes go on where only some were named.
-        return not refusal.recoverable and refusal.lanes is None
+        return _ENDS if not refusal.recoverable and refusal.lanes is None else _GOES_ON
 
     def _reset(
         self, request: interaction_pb2.ResetRequest, response: interaction_pb2.JoinResponse
-    ) -> bool:
+    ) -> _Effect:
         lanes = self._lanes(request.env_indices, "reset", allowed=self.env.has_partial_reset)
         seeds, ids = list(request.seeds), list(request.episode_ids)
         if lanes is not None:
@@ -151,13 +166,13 @@ class Operations:
         self._episodes.begin(lanes, ids, seeds)
         self._check_time(request.timeout_ms, begun, "reset")
         encoding = time.perf_counter_ns()
-        self._encode(response.reset, outcome, lanes, [])
+        effect = self._encode(response.reset, outcome, lanes, [])
         _note_times(response, outcome, encode_ns=time.perf_counter_ns() - encoding)
-        return False
+        return effect
 
     def _step(
         self, request: interaction_pb2.StepRequest, response: interaction_pb2.JoinResponse
-    ) -> bool:
+    ) -> _Effect:
         decoding = time.perf_counter_ns()
         env = self.env
         lanes = self._lanes(request.env_indices, "step", allowed=env.has_lane_operations)
@@ -174,7 +189,7 @@ class Operations:
         try:
             self._check_time(request.timeout_ms, begun, "step")
             message = response.step
-            self._encode(message, outcome, lanes, warnings)
+            effect = self._encode(message, outcome, lanes, warnings)
         except _RefusedError:
             # Those episodes are over all the same; the next step tells.
             self._episodes.keep(records)
@@ -193,11 +208,11 @@ class Operations:
             decode_ns=begun - decoding,
             encode_ns=time.perf_counter_ns() - encoding,
         )
-        return False
+        return effect
 
     def _render(
         self, request: interaction_pb2.RenderRequest, response: interaction_pb2.JoinResponse
-    ) -> bool:
+    ) -> _Effect:
         indices = list(request.env_indices)
         if len(indices) > 1:
             raise _RefusedError(
@@ -218,21 +233,21 @@ class Operations:
             response.render.format = interaction_pb2.RenderFormat.RENDER_FORMAT_PNG
         response.user_ns = rendered - begun
         response.encode_ns = time.perf_counter_ns() - rendered
-        return False
+        return _GOES_ON
 
     def _close(
         self,
         request: interaction_pb2.CloseEnvsRequest,  # noqa: ARG002 - the reason changes nothing
         response: interaction_pb2.JoinResponse,
-    ) -> bool:
+    ) -> _Effect:
         response.close.SetInParent()
         episodes = [*self._episodes.take_backlog(), *self._episodes.interrupt(None)]
         response.close.final_episodes.extend(episodes)
-        return True
+        return _ENDS
 
     def _configure(
         self, request: interaction_pb2.ConfigureEnvRequest, response: interaction_pb2.JoinResponse
-    ) -> bool:
+    ) -> _Effect:
         edition = request.selected_workflow_edition
         if edition not in {"", EDITION}:
             raise _RefusedError(
@@ -241,9 +256,9 @@ class Operations:
                 recoverable=False,
             )
         response.configure.SetInParent()
-        return False
+        return _GOES_ON
 
-    def _unknown(self, request: None, response: interaction_pb2.JoinResponse) -> bool:  # noqa: ARG002
+    def _unknown(self, request: None, response: interaction_pb2.JoinResponse) -> _Effect:  # noqa: ARG002
         raise _RefusedError(
             ErrorCode.ENV_ERROR_CODE_UNSUPPORTED, "the request asks for nothing known here"
         )
@@ -314,20 +329,28 @@ class Operations:
         message: interaction_pb2.ResetResponse | interaction_pb2.StepResponse,
         outcome: Outcome,
         lanes: Sequence[int] | None,
-        warnings: list[tuple[int, dict[str, str]]],
-    ) -> None:
+        warnings: Warnings,
+    ) -> _Effect:
+        """Fill in observation and infos; a large observation is left for the end."""
         verb = "reset" if isinstance(message, interaction_pb2.ResetResponse) else "step"
 
-        def encode() -> None:
-            codec = self.env.observation_codec
+        def encode() -> _Effect:
             found = [*warnings, *self._conformance.check_observations(outcome.observation, lanes)]
-            rows = self.env.num_envs if lanes is None else len(lanes)
-            message.observation.CopyFrom(codec.encode(outcome.observation, rows))
             infos = self.env.wire_infos(outcome, found)
-            if infos is not None:
+            if infos:
                 message.infos.CopyFrom(encode_meta_map(infos, "$.infos"))
+            elif infos is not None:
+                message.infos.SetInParent()
+            rows = self.env.num_envs if lanes is None else len(lanes)
+            leaves = self.env.observation_codec.buffers(outcome.observation, rows)
+            if sum(map(len, leaves)) >= LARGE_BYTES:
+                message.SetInParent()
+                return _Effect(observation=leaves)
+            message.observation.SetInParent()
+            message.observation.leaves.extend(map(bytes, leaves))
+            return _GOES_ON
 
-        self._call(verb, lanes, encode)
+        return self._call(verb, lanes, encode)  # type: ignore[no-any-return]
 
     def _check_time(self, timeout_ms: int, begun_ns: int, verb: str) -> None:
         if timeout_ms and time.perf_counter_ns() - begun_ns > timeout_ms * 1_000_000:
