@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PPO", "Rollout"]
 
-Floats = "NDArray[np.float64]"
-
 
 class Network:
     """A perceptron with two tanh layers and its Adam optimiser."""
@@ -106,10 +104,9 @@ class PPO:
     """
 
     gamma = 0.98
-    gae_lambda = 0.8
+    gae_lambda = 0.9
     clip = 0.2
-    entropy = 0.0
-    epochs = 10
+    epochs = 6
     minibatch = 256
 
     def __init__(self, inputs: int, actions: int, *, seed: int, rate: float = 2e-3) -> None:
@@ -182,8 +179,6 @@ class PPO:
         one_hot = np.zeros_like(probabilities)
         one_hot[rows, actions] = 1.0
         gradient = -weight[:, None] * (one_hot - probabilities)
-        spread = (probabilities * log_probabilities).sum(1, keepdims=True)
-        gradient += self.entropy * probabilities * (log_probabilities - spread)
         self._actor.step(gradient / actions.size, layers, rate)
 
     def _advantages(

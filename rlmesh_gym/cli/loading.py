@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -31,13 +32,11 @@ def load_object(reference: str) -> Any:
         message = f"expected module:object or file.py:object, got {reference!r}"
         raise ConfigurationError(message)
     found: Any = _import(place)
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            message = f"{place!r} has no {name!r}"
-            raise ConfigurationError(message) from None
-    return found
+    try:
+        return functools.reduce(getattr, name.split("."), found)
+    except AttributeError as error:
+        message = f"{place!r} has no {name!r}"
+        raise ConfigurationError(message) from error
 
 
 def _import(place: str) -> ModuleType:
@@ -68,8 +67,8 @@ def _import_file(path: Path) -> ModuleType:
 def build_handler(found: Any, arguments: dict[str, Any]) -> Any:
     """Make what ``ModelServer`` takes of a handler, a function, a class or a factory.
 
-    What can be called without an observation (a class, a function without required parameters, or
-    anything once ``arguments`` are given) is called with ``arguments``; the rest is served as it is.
+    What can be called without an observation (a class, a function without required parameters,
+    anything once ``arguments`` are given) is called with them; the rest is served as it is.
 
     Raises:
         ConfigurationError: It cannot be called like that, or fails.

@@ -1,0 +1,185 @@
+"""``rlmesh-gym serve``: a Gymnasium environment at an address."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.cli.exit_codes import EXIT_DONE
+from rlmesh_gym.cli.options import (
+    add_server_options,
+    keyword_arguments,
+    positive_int,
+    server_tls,
+    terminate_as_interrupt,
+)
+from rlmesh_gym.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import argparse
+
+    AnyEnv = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | list[gym.Env[Any, Any]]
+
+__all__ = ["MODES", "build_env", "configure", "execute"]
+
+MODES = {
+    "next-step": AutoresetMode.NEXT_STEP,
+    "same-step": AutoresetMode.SAME_STEP,
+    "disabled": AutoresetMode.DISABLED,
+}
+
+_EPILOG = """\
+What is served:
+  one environment           without --num-envs; its client resets it
+  a vector of N lanes       with --num-envs N; resets its lanes itself, --autoreset-mode says when
+  N lanes one by one        with --num-envs N --lanes; the client resets and steps each by itself
+
+Clients of rlmesh-gym turn any of these into the autoreset mode that they are asked for.
+
+  rlmesh-gym serve CartPole-v1 --num-envs 8 --address 127.0.0.1:5555
+  rlmesh-gym serve my_package:MyEnv-v0 --env-kwargs size=5 --env-kwargs '{"goal": [1, 2]}'
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "env_id", metavar="ENV_ID", help="Gymnasium id, as module:Id where an import registers it"
+    )
+    parser.add_argument(
+        "--num-envs", type=positive_int, metavar="N", help="serve N lanes (default: one env)"
+    )
+    parser.add_argument(
+        "--autoreset-mode",
+        choices=sorted(MODES),
+        help="when a vector's lane begins its next episode (default: next-step)",
+    )
+    parser.add_argument(
+        "--lanes", action="store_true", help="serve the lanes one by one instead of as a vector"
+    )
+    parser.add_argument(
+        "--processes", action="store_true", help="run each lane of the vector in its own process"
+    )
+    parser.add_argument("--render-mode", metavar="MODE", help="such as rgb_array")
+    parser.add_argument(
+        "--env-kwargs",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="argument of the environment, or a JSON object of them; may be repeated",
+    )
+    parser.add_argument(
+        "--max-sessions",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="clients at a time, each with environments of its own (default: 1)",
+    )
+    parser.add_argument(
+        "--dedicated-thread",
+        action="store_true",
+        help="call the environment from one thread only, as OpenGL wants it",
+    )
+    add_server_options(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from rlmesh_gym.server import EnvServer  # noqa: PLC0415 - gRPC is slow to import
+
+    build = partial(
+        build_env,
+        options.env_id,
+        num_envs=options.num_envs,
+        mode=_mode(options),
+        processes=options.processes,
+        render_mode=options.render_mode,
+        env_kwargs=keyword_arguments(options.env_kwargs),
+    )
+    server = EnvServer(
+        build,
+        options.address,
+        max_sessions=options.max_sessions,
+        token=options.token,
+        tls=server_tls(options),
+        dedicated_thread=options.dedicated_thread,
+    )
+    with terminate_as_interrupt():
+        try:
+            address = server.start()
+            print(f"serving {_what(options)} at {address} (Ctrl-C ends it)", flush=True)
+            server.serve()
+        except KeyboardInterrupt:
+            print("stopping", flush=True)
+        finally:
+            server.stop()
+    return EXIT_DONE
+
+
+def _mode(options: argparse.Namespace) -> AutoresetMode | None:
+    """The mode of the vector to serve, None for lanes one by one."""
+    is_vector = options.num_envs is not None and not options.lanes
+    if options.autoreset_mode is None and not options.processes:
+        return AutoresetMode.NEXT_STEP if is_vector else None
+    if not is_vector:
+        message = "--autoreset-mode and --processes need a vector: --num-envs without --lanes"
+        raise ConfigurationError(message)
+    return MODES[options.autoreset_mode or "next-step"]
+
+
+def build_env(
+    env_id: str,
+    *,
+    num_envs: int | None = None,
+    mode: AutoresetMode | None = None,
+    processes: bool = False,
+    render_mode: str | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+) -> AnyEnv:
+    """Make what ``EnvServer`` is to serve.
+
+    Args:
+        env_id: Gymnasium id.
+        num_envs: Lanes; None for one plain environment.
+        mode: Of a vector; None for a list of lanes.
+        processes: Make an ``AsyncVectorEnv``.
+        render_mode: For every lane.
+        env_kwargs: Further arguments of every lane.
+
+    Raises:
+        gymnasium.error.Error: No such id.
+        ConfigurationError: Making it failed otherwise.
+    """
+    arguments = dict(env_kwargs or {})
+    if render_mode is not None:
+        arguments["render_mode"] = render_mode
+    try:
+        if num_envs is None:
+            return gym.make(env_id, **arguments)
+        if mode is None:
+            return [gym.make(env_id, **arguments) for _ in range(num_envs)]
+        return gym.make_vec(
+            env_id,
+            num_envs=num_envs,
+            vectorization_mode="async" if processes else "sync",
+            vector_kwargs={"autoreset_mode": mode},
+            **arguments,
+        )
+    except gym.error.Error:
+        raise
+    except Exception as error:
+        message = f"making {env_id!r} failed: {type(error).__name__}: {error}"
+        raise ConfigurationError(message) from error
+
+
+def _what(options: argparse.Namespace) -> str:
+    if options.num_envs is None:
+        return str(options.env_id)
+    mode = _mode(options)
+    kind = "one by one" if mode is None else mode.name
+    lanes = "1 lane" if options.num_envs == 1 else f"{options.num_envs} lanes"
+    return f"{options.env_id} ({lanes}, {kind})"
