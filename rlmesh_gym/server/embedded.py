@@ -1,0 +1,168 @@
+"""The child process of an embedded endpoint: ``python -m rlmesh_gym.server.embedded``.
+
+It reads one line of JSON from its standard input and answers with one line on its standard output:
+``{"address": ...}`` once it serves, or ``{"error": ...}`` with an exception's text, after which it
+ends. It serves until its standard input ends, which also happens when the parent dies, or until a
+client stops it.
+
+Keys of the configuration: ``env_id`` (a Gymnasium id, with ``module:`` before it where a module
+registers it), ``num_envs`` (1), ``autoreset_mode`` (``"NextStep"``, ``"SameStep"``, ``"Disabled"``;
+null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwargs``, ``address``
+(null for a free port of 127.0.0.1), ``validation``, ``dedicated_thread``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.server.env_server import EnvServer
+from rlmesh_gym.server.lane_vector import LaneVector
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import FrameType
+
+__all__ = ["build", "main", "run"]
+
+_KEYS = {
+    "address",
+    "autoreset_mode",
+    "dedicated_thread",
+    "env_id",
+    "env_kwargs",
+    "num_envs",
+    "render_mode",
+    "validation",
+}
+_CLOSE_SECONDS = 2.0
+
+
+def build(config: Mapping[str, Any]) -> LaneVector | list[gym.Env[Any, Any]]:
+    """Make the lanes that ``config`` asks for.
+
+    Returns:
+        A vector in the autoreset mode asked for, or the bare lanes if none was.
+
+    Raises:
+        ConfigurationError: A key is missing, unknown or wrong.
+        Exception: Whatever ``gymnasium.make`` raises.
+    """
+    unknown = sorted(set(config) - _KEYS)
+    if unknown:
+        raise ConfigurationError(f"unknown keys {unknown}; there are {sorted(_KEYS)}")
+    if "env_id" not in config:
+        raise ConfigurationError("env_id is missing")
+    num_envs = config.get("num_envs") or 1
+    mode = _autoreset_mode(config.get("autoreset_mode"))
+    options = dict(config.get("env_kwargs") or {})
+    if config.get("render_mode") is not None:
+        options["render_mode"] = config["render_mode"]
+    with ExitStack() as made:
+        lanes: list[gym.Env[Any, Any]] = []
+        for _ in range(num_envs):
+            # The server checks every value itself, so Gymnasium's checker would only cost time.
+            env = gym.make(config["env_id"], disable_env_checker=True, **options)
+            made.callback(env.close)
+            lanes.append(env)
+        envs = lanes if mode is None else LaneVector(lanes, autoreset_mode=mode, copy=False)
+        made.pop_all()
+    return envs
+
+
+def run(config: Mapping[str, Any]) -> EnvServer:
+    """Serve what ``config`` asks for; the caller stops the server."""
+    # On the environments' own thread if they have one, so that they are built there too.
+    server = EnvServer(
+        lambda: build(config),
+        config.get("address"),
+        env_id=str(config.get("env_id", "")).rpartition(":")[2] or None,
+        validation=config.get("validation"),
+        close_timeout=_CLOSE_SECONDS,
+        dedicated_thread=bool(config.get("dedicated_thread")),
+    )
+    server.start()
+    return server
+
+
+def main() -> int:
+    """Do what the module's description says; return the exit status."""
+    answers = _claim_stdout()
+    # Ctrl-C reaches the whole group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _exit)
+    line = _read_line()
+    if not line:
+        return 0
+    try:
+        server = run(json.loads(line))
+    except Exception as error:  # Whatever it is, the parent reports it.
+        _answer(answers, {"error": f"{type(error).__name__}: {error}"})
+        return 1
+    try:
+        _answer(answers, {"address": server.address})
+        threading.Thread(target=_stop_at_eof, args=(server,), daemon=True).start()
+        server.wait()
+    finally:
+        server.stop()
+    return 0
+
+
+def _claim_stdout() -> int:
+    """Keep standard output for the answer; what environments print goes to standard error."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    return answers
+
+
+def _answer(answers: int, message: Mapping[str, str]) -> None:
+    try:
+        os.write(answers, json.dumps(message).encode() + b"\n")
+    except BrokenPipeError:
+        pass  # The parent is gone; the end of standard input says so too.
+    finally:
+        os.close(answers)
+
+
+def _read_line() -> bytes:
+    # Unbuffered: a thread that sits in a buffered reader would hold its lock at exit.
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        part = os.read(0, 4096)
+        if not part:
+            break
+        line += part
+    return bytes(line)
+
+
+def _stop_at_eof(server: EnvServer) -> None:
+    while os.read(0, 4096):
+        pass
+    server.stop()
+
+
+def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's form
+    sys.exit(128 + number)
+
+
+def _autoreset_mode(name: str | None) -> AutoresetMode | None:
+    if name is None:
+        return None
+    for mode in AutoresetMode:
+        if name in {mode.name, mode.value}:
+            return mode
+    known = [mode.value for mode in AutoresetMode]
+    raise ConfigurationError(f"unknown autoreset mode {name!r}; there are {known}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
