@@ -1,0 +1,321 @@
+"""The adapter that a model endpoint holds for one policy: set up, asked, told of ends, released."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlmesh_gym._proto.model.v1 import interaction_pb2
+from rlmesh_gym.errors import Error, ModelError, RemoteError
+from rlmesh_gym.policy.history import ObservationHistory
+from rlmesh_gym.policy.plan import ActionReader, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from rlmesh_gym._proto.core.v1.env_contract_pb2 import EnvSpec
+    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.policy.episodes import Boundaries
+    from rlmesh_gym.policy.stats import PolicyStats
+    from rlmesh_gym.rpc import ModelSession, Pending
+
+__all__ = ["ModelAdapter", "RowGrouping"]
+
+_LOGGER = logging.getLogger(__name__)
+_NAMED_EPISODES = 4
+
+
+class RowGrouping(Enum):
+    """How the rows of a plan are put into requests."""
+
+    UNKNOWN = "unknown"
+    """All in one request; no answer yet has told whether that gives chunks."""
+
+    TOGETHER = "together"
+    """All in one request."""
+
+    PROBING = "probing"
+    """One answer for several rows held a single frame; the next plan finds out why."""
+
+    APART = "apart"
+    """One request per row, in flight together: only so does the model give chunks."""
+
+
+class ModelAdapter:
+    """One policy's adapter on a model endpoint.
+
+    It is resolved before the first plan, and again after anything that may have cost it: a lost
+    connection, or an error that the server does not call recoverable. Resolving is idempotent.
+
+    A plan that fails leaves no half-known state behind. When the endpoint takes history, its
+    episodes are forgotten there (a server may have taken in some of the rows), and the rows owed
+    are sent again with the next plan.
+
+    Args:
+        session: An open session, closed by :meth:`close`.
+        env_id: Key of the adapter.
+        env_spec: Spaces and metadata of the env.
+        observation_codec: Codec of one observation.
+        action_codec: Codec of one action.
+        num_envs: Number of lanes.
+        horizon: Frames asked for.
+        stats: Takes counts and times.
+
+    Attributes:
+        session: The session.
+        env_id: Key of the adapter.
+        grouping: How the rows of a plan are put into requests.
+        native_chunk: Frames that the model says it gives; None if it does not say.
+        history: Observations of replayed steps, None unless the endpoint asks for them.
+    """
+
+    def __init__(
+        self,
+        session: ModelSession,
+        *,
+        env_id: str,
+        env_spec: EnvSpec,
+        observation_codec: SpaceCodec,
+        action_codec: SpaceCodec,
+        num_envs: int,
+        horizon: int,
+        stats: PolicyStats,
+    ) -> None:
+        self.session = session
+        self.env_id = env_id
+        self.grouping = RowGrouping.UNKNOWN
+        self.native_chunk: int | None = None
+        self.history: ObservationHistory | None = None
+        self._env_spec = env_spec
+        self._observation_codec = observation_codec
+        self._num_envs = num_envs
+        self._horizon = horizon
+        self._stats = stats
+        self._reader = ActionReader(action_codec, horizon, self._warn_out_of_bounds)
+        self._is_resolved = False
+        self._live: dict[str, None] = {}  # Episodes that the endpoint has been asked about.
+        self._evictions: deque[tuple[Sequence[str], Pending[Any]]] = deque()
+        self._unsent: list[str] = []  # Ended episodes that a broken connection kept from leaving.
+
+    def resolve(self) -> None:
+        """Set the model up for the env, if that is not done.
+
+        Raises:
+            ModelError: The model refuses the env or the horizon.
+            DeadlineError: No answer within ``timeouts.resolve``.
+            UnavailableError: The connection was lost.
+        """
+        if self._is_resolved:
+            return
+        try:
+            pending = self.session.resolve_adapter(
+                self.env_id,
+                self._env_spec,
+                execution_horizon=self._horizon,
+                delivers_history=self.session.takes_history,
+            )
+            response = pending.result(self.session.timeouts.resolve)
+        except RemoteError as error:
+            self._explain(error, ())
+            raise
+        self.native_chunk = response.native_chunk if response.HasField("native_chunk") else None
+        if not response.HasField("history"):
+            self.history = None
+        elif self.history is None:
+            self.history = ObservationHistory(self._num_envs)
+        self.grouping = RowGrouping.UNKNOWN
+        if self._horizon == 1 or self.native_chunk == 1:
+            self.grouping = RowGrouping.TOGETHER
+        self._is_resolved = True
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self._send_eviction(unsent)
+
+    def plan(
+        self, lanes: NDArray[np.intp], observations: Leaves, bounds: Boundaries, step: int
+    ) -> Plan:
+        """Send the requests for a plan of some lanes, and do not wait.
+
+        Args:
+            lanes: At least one lane.
+            observations: Observations of *all* lanes.
+            bounds: Their episodes.
+            step: Number of this step in the policy's count.
+
+        Returns:
+            What is pending.
+
+        Raises:
+            RemoteError: The connection was lost, or a needed :meth:`resolve` failed.
+        """
+        self._collect_evictions()
+        self.resolve()
+        ids = [bounds.episode_ids[lane] for lane in lanes]
+        whole = np.arange(len(lanes))
+        apart = self.grouping in (RowGrouping.PROBING, RowGrouping.APART) and len(lanes) > 1
+        groups = np.split(whole, len(whole)) if apart else [whole]
+        timeout = self.session.timeouts.predict
+        deadline = None if timeout is None else time.monotonic() + timeout
+        begun = time.perf_counter()
+        try:
+            requests = [
+                (rows, self._send(lanes[rows], observations, bounds, step)) for rows in groups
+            ]
+        except RemoteError as error:
+            self._explain(error, ids)
+            self._note_failure(error)
+            raise
+        self._stats.milliseconds["encode"] += 1e3 * (time.perf_counter() - begun)
+        self._stats.calls += len(requests)
+        self._stats.rows += len(lanes)
+        self._live.update(dict.fromkeys(ids))
+        undo = None if self.history is None else self.history.deliver(lanes, step)
+
+        def fail(plan: Plan, error: BaseException | None) -> None:
+            if self.history is not None and undo is not None:
+                self.history.restore(lanes, undo)
+                self._forget(plan.episode_ids)
+            self._note_failure(error)
+
+        return Plan(
+            lanes,
+            ids,
+            step,
+            requests,
+            reader=self._reader,
+            deadline=deadline,
+            stats=self._stats,
+            explain=self._explain,
+            on_failure=fail,
+        )
+
+    def learn(self, plan: Plan) -> None:
+        """Take from an answered plan whether rows must be asked for one by one."""
+        if self.grouping in (RowGrouping.TOGETHER, RowGrouping.APART):
+            return
+        if self.grouping is RowGrouping.PROBING:
+            if len(plan.lanes) > 1:
+                chunked = plan.num_frames > 1
+                self.grouping = RowGrouping.APART if chunked else RowGrouping.TOGETHER
+        elif len(plan.lanes) > 1:
+            chunked = plan.num_frames > 1
+            self.grouping = RowGrouping.TOGETHER if chunked else RowGrouping.PROBING
+
+    def evict(self, episode_ids: Iterable[str]) -> None:
+        """Tell the model that episodes are over, without waiting.
+
+        Episodes that it was never asked about, or told about already, are left out. An answer that
+        says no becomes a warning with one of the next plans: the actions are right all the same.
+        """
+        known = [episode_id for episode_id in episode_ids if episode_id in self._live]
+        if not known:
+            return
+        for episode_id in known:
+            del self._live[episode_id]
+        self._stats.evicted_episodes += len(known)
+        self._send_eviction(known)
+
+    def close(self) -> None:
+        """Release the adapter and close the session, within ``timeouts.close``; never raises."""
+        if self.session.is_closed:
+            return
+        timeout = self.session.timeouts.close
+        try:
+            if self._is_resolved:
+                self.evict(list(self._live))
+                self.session.release_adapter(self.env_id, "policy closed").result(timeout)
+        except Error as error:
+            _LOGGER.debug("%s: releasing the adapter: %s", self.session.endpoint, error)
+        self.session.close()
+
+    def _send(
+        self, lanes: NDArray[np.intp], observations: Leaves, bounds: Boundaries, step: int
+    ) -> Pending[interaction_pb2.PredictResponse]:
+        frames = []
+        if self.history is not None:
+            for at, owing, leaves in self.history.rows(lanes, step):
+                frame = interaction_pb2.ObservationHistoryFrame(
+                    observation=self._observation_codec.encode(leaves, len(owing)), step=at
+                )
+                for lane in owing:
+                    frame.episode_info.add(
+                        episode_id=bounds.episode_ids[lane], seed=bounds.seeds[lane]
+                    )
+                frames.append(frame)
+                self._stats.history_rows += len(owing)
+        if len(lanes) != self._num_envs:
+            observations = [leaf[lanes] for leaf in observations]
+        return self.session.predict(
+            self.env_id,
+            self._observation_codec.encode(observations, len(lanes)),
+            [(bounds.episode_ids[lane], bounds.seeds[lane]) for lane in lanes],
+            history=frames,
+            step=step,
+        )
+
+    def _send_eviction(self, episode_ids: Sequence[str]) -> None:
+        try:
+            pending = self.session.reset_adapter(self.env_id, episode_ids)
+        except RemoteError as error:
+            self._evict_later(episode_ids, error)
+        else:
+            self._evictions.append((episode_ids, pending))
+
+    def _evict_later(self, episode_ids: Sequence[str], error: RemoteError) -> None:
+        # The connection is gone, which the next plan says as an error.
+        _LOGGER.debug("%s: evicting episodes: %s", self.session.endpoint, error)
+        self._is_resolved = False
+        self._unsent.extend(episode_ids)
+
+    def _forget(self, episode_ids: Sequence[str]) -> None:
+        """Make the model drop frames of live episodes, since their state is not known any more."""
+        known = [episode_id for episode_id in episode_ids if episode_id in self._live]
+        if known:  # No ids would mean all of the env's episodes.
+            self._send_eviction(known)
+
+    def _collect_evictions(self) -> None:
+        while self._evictions and self._evictions[0][1].done():
+            episode_ids, pending = self._evictions.popleft()
+            try:
+                pending.result(0)
+            except ModelError as error:
+                message = f"ended episodes could not be evicted from the model: {error}"
+                warnings.warn(message, stacklevel=5)
+            except RemoteError as error:
+                self._evict_later(episode_ids, error)
+
+    def _note_failure(self, error: BaseException | None) -> None:
+        if not isinstance(error, ModelError):
+            if isinstance(error, RemoteError) and not isinstance(error, TimeoutError):
+                self._is_resolved = False
+        elif not error.is_recoverable or error.code == "NOT_CONFIGURED":
+            self._is_resolved = False
+
+    def _explain(self, error: RemoteError, episode_ids: Sequence[str]) -> None:
+        """Name env and episodes in the error, in its text and, on a ModelError, as attributes."""
+        if isinstance(error, ModelError):
+            error.env_id = error.env_id or self.env_id
+            error.episode_ids = error.episode_ids or tuple(episode_ids)
+        text = str(error)
+        told = [] if self.env_id in text else [f"env {self.env_id}"]
+        if episode_ids and not any(episode_id in text for episode_id in episode_ids):
+            shown = ", ".join(episode_ids[:_NAMED_EPISODES])
+            more = len(episode_ids) - _NAMED_EPISODES
+            told.append(f"episodes {shown}" + (f" and {more} more" if more > 0 else ""))
+        if told:
+            error.args = (f"{text} ({'; '.join(told)})",)
+
+    def _warn_out_of_bounds(self, detail: str) -> None:
+        message = (
+            f"{self.session.endpoint}: the model's actions leave the action space ({detail}); they "
+            "are passed on as they are, and this is said once per leaf"
+        )
+        warnings.warn(message, stacklevel=7)

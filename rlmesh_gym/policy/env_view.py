@@ -1,0 +1,149 @@
+"""What a policy must know of the env that it acts in: spaces, lanes, boundaries, description.
+
+Envs are recognised by what they have, never by their class: remote ones by their lane table, vector
+envs by their single spaces.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.codec import SpaceCodec, encode_env_spec
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.policy.episodes import LaneState, LocalEpisodes, TrackedEpisodes
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from rlmesh_gym._proto.core.v1.env_contract_pb2 import EnvSpec
+    from rlmesh_gym.codec import Leaves
+    from rlmesh_gym.policy.episodes import Episodes
+
+__all__ = ["EnvView", "filler_action", "view_env"]
+
+_UNNAMED = "UnknownEnv-v1"
+
+
+@dataclass(frozen=True)
+class EnvView:
+    """An env as a policy sees it.
+
+    Attributes:
+        single_observation_space: Space of one lane's observation.
+        single_action_space: Space of one lane's action.
+        num_envs: Number of lanes.
+        episodes: Where episodes begin and end.
+        env_spec: The message that the model is set up with.
+    """
+
+    single_observation_space: gymnasium.Space[Any]
+    single_action_space: gymnasium.Space[Any]
+    num_envs: int
+    episodes: Episodes
+    env_spec: EnvSpec
+
+
+def view_env(
+    envs: Any,
+    single_observation_space: gymnasium.Space[Any] | None,
+    single_action_space: gymnasium.Space[Any] | None,
+    num_envs: int | None,
+) -> EnvView:
+    """Look at an env, through its wrappers.
+
+    Spaces are those of the outermost wrapper, which is what the policy sees and answers; the lane
+    table and the metadata are those of the innermost env.
+
+    Args:
+        envs: A vector env, a single env, a vector env of Stable-Baselines3, or None.
+        single_observation_space: In place of the env's; needed without an env.
+        single_action_space: Likewise.
+        num_envs: Number of lanes where there is no env, by default 1.
+
+    Raises:
+        ConfigurationError: A space is missing, or ``num_envs`` is not the env's.
+        UnsupportedSpaceError: A space has no form on the wire.
+        CodecError: The metadata has none.
+    """
+    if envs is not None:
+        own = getattr(envs, "num_envs", 1)
+        if num_envs not in (None, own):
+            message = f"num_envs={num_envs}, but the env has {own} lanes"
+            raise ConfigurationError(message)
+        num_envs = int(own)
+        single_observation_space = single_observation_space or _space(envs, "observation_space")
+        single_action_space = single_action_space or _space(envs, "action_space")
+    if single_observation_space is None or single_action_space is None:
+        message = (
+            "a policy needs envs, or single_observation_space and single_action_space (and "
+            "num_envs for several lanes)"
+        )
+        raise ConfigurationError(message)
+    num_envs = 1 if num_envs is None else num_envs
+    if num_envs < 1:
+        message = f"num_envs is at least 1, got {num_envs}"
+        raise ConfigurationError(message)
+    base = getattr(envs, "unwrapped", envs)
+    contract = getattr(base, "contract", None)
+    metadata = getattr(contract or base, "metadata", None) or {}
+    return EnvView(
+        single_observation_space,
+        single_action_space,
+        num_envs,
+        TrackedEpisodes(base, num_envs)
+        if isinstance(base, LaneState)
+        else LocalEpisodes(num_envs, _autoreset_mode(envs)),
+        encode_env_spec(
+            getattr(contract, "env_id", "") or _env_id(envs),
+            single_observation_space,
+            single_action_space,
+            metadata,
+        ),
+    )
+
+
+def filler_action(codec: SpaceCodec) -> Leaves:
+    """Give one legal action: zeros where they are one, else a fixed sample.
+
+    Args:
+        codec: Codec of the action space.
+
+    Returns:
+        Leaves with one row.
+    """
+    zeros = codec.empty(1)
+    if not codec.out_of_domain(zeros) and not codec.out_of_bounds(zeros):
+        return zeros
+    space = copy.deepcopy(codec.space)
+    space.seed(0)
+    return codec.flatten_row(space.sample())
+
+
+def _space(envs: Any, name: str) -> gymnasium.Space[Any]:
+    """Space of one lane: ``single_*`` of a vector env, the plain one of any other."""
+    single = getattr(envs, f"single_{name}", None)
+    space: gymnasium.Space[Any] = single if single is not None else getattr(envs, name)
+    return space
+
+
+def _autoreset_mode(envs: Any) -> AutoresetMode:
+    metadata = getattr(envs, "metadata", None) or {}
+    mode = metadata.get("autoreset_mode", getattr(envs, "autoreset_mode", None))
+    if isinstance(mode, AutoresetMode):
+        return mode
+    if mode in [known.value for known in AutoresetMode]:
+        return AutoresetMode(mode)
+    if not hasattr(envs, "num_envs"):
+        return AutoresetMode.DISABLED
+    # A vector env without the single spaces is one of Stable-Baselines3, which resets at once.
+    is_gymnasium = hasattr(envs, "single_action_space")
+    return AutoresetMode.NEXT_STEP if is_gymnasium else AutoresetMode.SAME_STEP
+
+
+def _env_id(envs: Any) -> str:
+    spec = getattr(envs, "spec", None)
+    return str(spec.id) if spec is not None else _UNNAMED

@@ -1,0 +1,202 @@
+"""Where one episode ends and the next begins, lane by lane: two sources with one answer.
+
+:class:`TrackedEpisodes` reads the lane table of a remote env, through a protocol and not by
+importing it. :class:`LocalEpisodes` is told by whoever steps a local env. Neither looks at an
+observation.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.lanes import LanePhase, mint_episode_id
+from rlmesh_gym.policy.chunks import lane_indices
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from rlmesh_gym.policy.chunks import Lanes
+
+__all__ = ["Boundaries", "Episodes", "LaneState", "LocalEpisodes", "TrackedEpisodes"]
+
+
+@runtime_checkable
+class LaneState(Protocol):
+    """What a remote env shows of its lanes; ``RemoteVectorEnv`` and ``RemoteEnv`` do."""
+
+    @property
+    def episode_ids(self) -> Sequence[str]:
+        """Episode of each lane's last observation; ``""`` before the first reset."""
+
+    @property
+    def lane_phases(self) -> Sequence[LanePhase]:
+        """Phase of each lane."""
+
+    @property
+    def lane_seeds(self) -> Sequence[int | None]:
+        """Seed that began each lane's episode, None without one."""
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """What the present observations are.
+
+    Attributes:
+        active: bool ``(n,)``; the lane runs, so its action matters.
+        begun: bool ``(n,)``; the observation is the first of its episode. At most once per episode.
+        over: Ids of episodes that ended since the last look; an id may come again.
+        episode_ids: Episode of each lane.
+        seeds: Seed of each lane's episode, None where it is not known.
+    """
+
+    active: NDArray[np.bool_]
+    begun: NDArray[np.bool_]
+    over: Sequence[str]
+    episode_ids: Sequence[str]
+    seeds: Sequence[int | None]
+
+
+class Episodes(Protocol):
+    """A source of episode boundaries."""
+
+    def look(self, episode_start: ArrayLike | None) -> Boundaries:
+        """Say what the present observations are; called once per set of observations."""
+
+    def restart(self, lanes: Lanes) -> None:
+        """Take the lanes' next observations for the first of new episodes, where that is known."""
+
+    def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
+        """Take in the flags of a step."""
+
+
+class TrackedEpisodes:
+    """Boundaries as a remote env's lane table has them. It alone decides.
+
+    Args:
+        lanes: The env, below any wrappers.
+        num_envs: Its number of lanes.
+    """
+
+    def __init__(self, lanes: LaneState, num_envs: int) -> None:
+        self._lanes = lanes
+        self._ids: tuple[str, ...] = ("",) * num_envs
+        self._phases: tuple[LanePhase, ...] = ()
+        self._active = np.zeros(num_envs, np.bool_)
+        self._none = np.zeros(num_envs, np.bool_)
+
+    def look(self, episode_start: ArrayLike | None) -> Boundaries:
+        """Compare the table with the last look; ``episode_start`` says nothing that it lacks."""
+        del episode_start
+        ids = tuple(self._lanes.episode_ids)
+        phases = tuple(self._lanes.lane_phases)
+        begun = self._none
+        over: list[str] = []
+        if ids != self._ids or phases != self._phases:
+            active = np.array([phase is LanePhase.RUNNING for phase in phases], np.bool_)
+            changed = np.array([new != old for new, old in zip(ids, self._ids, strict=True)])
+            begun = changed & active
+            over = [self._ids[lane] for lane in np.flatnonzero(changed | ~active)]
+            self._ids, self._phases, self._active = ids, phases, active
+        return Boundaries(self._active, begun, over, ids, tuple(self._lanes.lane_seeds))
+
+    def restart(self, lanes: Lanes) -> None:
+        """Leave episodes as they are: the table knows when one begins."""
+
+    def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
+        """Leave episodes as they are: the table knows when one ends."""
+
+
+class LocalEpisodes:
+    """Boundaries as the user tells them, with ids minted here.
+
+    A lane begins an episode with the first observation ever, where ``episode_start`` says so, after
+    :meth:`restart`, and, when :meth:`observe_step` is used, by the env's autoreset mode: under
+    SAME_STEP with the observations of the step that ended the last episode, under NEXT_STEP with
+    those of the step after it. The step between, and the time until a reset under DISABLED, are
+    idle.
+
+    Args:
+        num_envs: Number of lanes.
+        autoreset_mode: The env's, for :meth:`observe_step`.
+    """
+
+    def __init__(self, num_envs: int, autoreset_mode: AutoresetMode) -> None:
+        self.autoreset_mode = autoreset_mode
+        self._num_envs = num_envs
+        self._ids = [""] * num_envs
+        self._seeds: tuple[None, ...] = (None,) * num_envs
+        self._is_fresh = np.ones(num_envs, np.bool_)
+        self._is_idle = np.zeros(num_envs, np.bool_)
+        self._was_told = num_envs == 1  # One lane is usually reset by hand.
+        self._looks = 0
+
+    def look(self, episode_start: ArrayLike | None) -> Boundaries:
+        """Begin episodes where they are due.
+
+        Args:
+            episode_start: Mask of lanes whose observation is the first of an episode, ``(n,)``.
+
+        Raises:
+            ConfigurationError: A mask of another shape.
+        """
+        if episode_start is not None:
+            self._is_fresh |= self._mask(episode_start, "episode_start")
+            self._was_told = True
+        self._looks += 1
+        if self._looks > 1 and not self._was_told:
+            self._was_told = True
+            warnings.warn(
+                "the policy cannot see where the episodes of a local vector env end: pass "
+                "episode_start to predict, or call observe_step(terminations, truncations) after "
+                "each step, or reset(lanes)",
+                stacklevel=4,
+            )
+        begun = self._is_fresh.copy()
+        over = [self._ids[lane] for lane in np.flatnonzero(begun | self._is_idle)]
+        for lane in np.flatnonzero(begun):
+            self._ids[lane] = mint_episode_id()
+        self._is_fresh[:] = False
+        self._is_idle &= ~begun
+        return Boundaries(~self._is_idle, begun, over, tuple(self._ids), self._seeds)
+
+    def restart(self, lanes: Lanes) -> None:
+        """Take the lanes' next observations for the first of new episodes."""
+        self._is_fresh[lane_indices(lanes, self._num_envs)] = True
+        self._was_told = self._was_told or self._looks > 0
+
+    def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
+        """Take in the flags of a step, in the env's autoreset mode.
+
+        Args:
+            terminations: Mask ``(n,)``.
+            truncations: Mask ``(n,)``.
+
+        Raises:
+            ConfigurationError: A mask of another shape.
+        """
+        ended = self._mask(terminations, "terminations") | self._mask(truncations, "truncations")
+        self._was_told = True
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            self._is_fresh |= ended
+            return
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            self._is_fresh |= self._is_idle
+            self._is_idle[:] = False
+        self._is_idle |= ended & ~self._is_fresh
+
+    def _mask(self, flags: ArrayLike, name: str) -> NDArray[np.bool_]:
+        mask: NDArray[Any] = np.asarray(flags)
+        if mask.shape == () and self._num_envs == 1:
+            mask = mask.reshape(1)
+        if mask.shape != (self._num_envs,):
+            message = f"{name} has shape ({self._num_envs},) here, got {mask.shape}"
+            raise ConfigurationError(message)
+        return mask.astype(np.bool_)

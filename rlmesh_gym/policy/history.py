@@ -1,0 +1,100 @@
+"""Observations of replayed steps, for models that look back.
+
+Such a model must see every step of an episode once and in order. Steps on which a lane replayed its
+chunk are therefore kept here and handed over with the lane's next request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rlmesh_gym.policy.chunks import Leaves
+
+__all__ = ["ObservationHistory"]
+
+
+class ObservationHistory:
+    """The last steps' observations of all lanes, and up to where each lane's were handed over.
+
+    Steps are the policy's own count of its calls. It goes on over episodes, as the protocol asks.
+
+    Args:
+        num_lanes: Number of lanes.
+    """
+
+    def __init__(self, num_lanes: int) -> None:
+        self._steps: deque[tuple[int, list[NDArray[Any]]]] = deque()
+        self._delivered = np.full(num_lanes, -1, np.int64)
+        self._begun = np.full(num_lanes, -1, np.int64)
+
+    def begin(self, lanes: NDArray[np.intp], step: int) -> None:
+        """Start lanes' episodes at ``step``: nothing before it is theirs."""
+        self._delivered[lanes] = step - 1
+        self._begun[lanes] = step
+
+    def record(self, step: int, leaves: Leaves) -> None:
+        """Keep a copy of a step's observations; the same step again replaces them.
+
+        Args:
+            step: Not below any step before.
+            leaves: Observations of all lanes.
+        """
+        if self._steps and self._steps[-1][0] == step:
+            self._steps.pop()
+        self._steps.append((step, [leaf.copy() for leaf in leaves]))
+
+    def rows(
+        self, lanes: NDArray[np.intp], step: int
+    ) -> list[tuple[int, NDArray[np.intp], list[NDArray[Any]]]]:
+        """Give what lanes owe before ``step``.
+
+        Args:
+            lanes: The lanes of a request.
+            step: The request's own step, whose observations are not among the answer.
+
+        Returns:
+            ``(step, lanes, observations)`` in ascending order of steps; the lanes in the order of
+            ``lanes``, the observations with a row for each.
+        """
+        delivered = self._delivered[lanes]
+        found = []
+        for at, leaves in self._steps:
+            owing = lanes[delivered < at]
+            if at < step and len(owing):
+                found.append((at, owing, [leaf[owing] for leaf in leaves]))
+        return found
+
+    def deliver(
+        self, lanes: NDArray[np.intp], step: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Count lanes as handed over up to ``step``.
+
+        Returns:
+            What :meth:`restore` needs to take this back.
+        """
+        before = (self._delivered[lanes].copy(), self._begun[lanes].copy())
+        self._delivered[lanes] = step
+        return before
+
+    def restore(
+        self, lanes: NDArray[np.intp], before: tuple[NDArray[np.int64], NDArray[np.int64]]
+    ) -> None:
+        """Take back a :meth:`deliver` whose request failed, but for episodes that are over."""
+        delivered, begun = before
+        same = self._begun[lanes] == begun
+        self._delivered[lanes[same]] = delivered[same]
+
+    def prune(self, active: NDArray[np.bool_]) -> None:
+        """Drop the steps that no active lane owes any more."""
+        if not active.any():
+            self._steps.clear()
+            return
+        owed = self._delivered[active].min() + 1
+        while self._steps and self._steps[0][0] < owed:
+            self._steps.popleft()

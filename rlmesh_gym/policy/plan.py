@@ -1,0 +1,228 @@
+"""One set of lanes being planned: the requests in flight for it, and the chunks they become."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlmesh_gym.errors import CodecError, DeadlineError, ModelError, RemoteError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from rlmesh_gym._proto.model.v1 import interaction_pb2
+    from rlmesh_gym.codec import SpaceCodec
+    from rlmesh_gym.policy.stats import PolicyStats
+    from rlmesh_gym.rpc import Pending
+
+__all__ = ["ActionReader", "Plan"]
+
+
+class ActionReader:
+    """Turns predict answers into checked action chunks.
+
+    NaN and values outside a Discrete or MultiDiscrete are errors. Values outside a Box or Text that
+    does not fit are not: environments decide about those, many clip. The first per leaf is told by
+    ``warn``.
+
+    Args:
+        codec: Codec of one action.
+        horizon: Frames taken of an answer; further ones are not even decoded.
+        warn: Called with a text when an action is out of bounds, once per leaf.
+    """
+
+    def __init__(self, codec: SpaceCodec, horizon: int, warn: Callable[[str], None]) -> None:
+        self._codec = codec
+        self._horizon = horizon
+        self._warn = warn
+        self._told: set[str] = set()
+
+    def read(self, actions: Sequence[Any], num_rows: int) -> list[NDArray[Any]]:
+        """Read the frames of one answer.
+
+        Args:
+            actions: One ``SpaceValue`` per frame, at least one.
+            num_rows: Rows of each.
+
+        Returns:
+            Leaves of shape ``(frames, num_rows, *shape)``, fresh.
+
+        Raises:
+            CodecError: No frames, other rows, malformed values, NaN or a value outside its domain.
+        """
+        frames = actions[: self._horizon]
+        if not frames:
+            message = "the answer holds no action frame, at least one is expected"
+            raise CodecError(message, path="actions")
+        leaves = self._codec.empty(len(frames) * num_rows)
+        for place, frame in enumerate(frames):
+            self._read_frame(frame, place, leaves, num_rows)
+        for index, path, detail in self._codec.out_of_domain(leaves)[:1]:
+            frame_index, row = divmod(index, num_rows)
+            message = f"row {row} at {path}: {detail}"
+            raise CodecError(message, path=f"actions[{frame_index}]")
+        if len(self._told) < len(self._codec.paths):
+            for _, path, detail in self._codec.out_of_bounds(leaves):
+                if path not in self._told:
+                    self._told.add(path)
+                    self._warn(f"{path}: {detail}")
+        return [leaf.reshape(len(frames), num_rows, *leaf.shape[1:]) for leaf in leaves]
+
+    def _read_frame(
+        self, frame: Any, place: int, leaves: list[NDArray[Any]], num_rows: int
+    ) -> None:
+        try:
+            self._codec.decode_into(frame, leaves, place * num_rows, num_rows)
+        except CodecError as error:
+            message = f"{error}; {num_rows} rows were asked for"
+            raise CodecError(message, path=f"actions[{place}]") from error
+
+
+class Plan:
+    """Lanes, the requests that were sent for them, and where they stand in time.
+
+    Args:
+        lanes: The lanes, ``(k,)``.
+        episode_ids: Episode of each of them.
+        step: The policy's step whose observations were sent.
+        requests: For each request, its rows as positions in ``lanes`` and what is pending.
+        reader: Turns answers into actions.
+        deadline: When the answers must be there, by ``time.monotonic()``; None for never.
+        stats: Takes the times.
+        explain: Names endpoint, env and episodes in an error.
+        on_failure: Called once if the plan fails or is given up.
+
+    Attributes:
+        lanes: The lanes.
+        episode_ids: Episode of each of them.
+        step: The step whose observations were sent.
+        num_frames: Most frames of any answer; 0 until :meth:`chunk` has returned.
+    """
+
+    def __init__(
+        self,
+        lanes: NDArray[np.intp],
+        episode_ids: Sequence[str],
+        step: int,
+        requests: Sequence[tuple[NDArray[np.intp], Pending[interaction_pb2.PredictResponse]]],
+        *,
+        reader: ActionReader,
+        deadline: float | None,
+        stats: PolicyStats,
+        explain: Callable[[RemoteError, Sequence[str]], None],
+        on_failure: Callable[[Plan, BaseException | None], None],
+    ) -> None:
+        self.lanes = lanes
+        self.episode_ids = tuple(episode_ids)
+        self.step = step
+        self.num_frames = 0
+        self._requests = requests
+        self._reader = reader
+        self._deadline = deadline
+        self._stats = stats
+        self._explain = explain
+        self._on_failure = on_failure
+        self._chunk: tuple[list[NDArray[Any]], NDArray[np.intp]] | None = None
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Nanoseconds from sending to the last answer, or until now."""
+        return max(pending.elapsed_ns for _, pending in self._requests)
+
+    def done(self) -> bool:
+        """Return whether :meth:`chunk` returns, or raises, without waiting."""
+        return all(pending.done() for _, pending in self._requests)
+
+    def chunk(self) -> tuple[list[NDArray[Any]], NDArray[np.intp]]:
+        """Wait for the answers and give the lanes' chunks; the same ones when called again.
+
+        Returns:
+            Leaves of shape ``(k, frames, *shape)`` and the frames that count per lane, ``(k,)``.
+
+        Raises:
+            ModelError: The model or its server answered with an error, or with actions that are
+                none of this space (``code`` is then ``"INVALID_RESPONSE"``).
+            DeadlineError: Not in time. What comes later is never used.
+            UnavailableError: The connection was lost.
+        """
+        if self._chunk is None:
+            try:
+                answers = [self._read(rows, pending) for rows, pending in self._requests]
+            except BaseException as error:
+                self.give_up(error)
+                raise
+            self._chunk = self._join(answers)
+        return self._chunk
+
+    def give_up(self, error: BaseException | None = None) -> None:
+        """Let the answers go unread."""
+        self._on_failure(self, error)
+
+    def _read(
+        self, rows: NDArray[np.intp], pending: Pending[interaction_pb2.PredictResponse]
+    ) -> list[NDArray[Any]]:
+        ids = [self.episode_ids[row] for row in rows]
+        begun = time.perf_counter()
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        try:
+            response = pending.result(left)
+        except DeadlineError as error:
+            waited = pending.elapsed_ns / 1e9
+            late = DeadlineError(
+                f"predict: no answer within {waited:.3g} s; the model may still be at work and "
+                "what it answers is dropped, raise timeouts.predict for slow ones",
+                endpoint=error.endpoint,
+                operation="predict",
+            )
+            self._explain(late, ids)
+            raise late from error
+        except RemoteError as error:
+            self._explain(error, ids)
+            raise
+        waited_until = time.perf_counter()
+        try:
+            frames = self._reader.read(response.actions, len(rows))
+        except CodecError as error:
+            invalid = ModelError(
+                f"predict: the answer is not valid: {error}",
+                endpoint=pending.endpoint,
+                operation="predict",
+                code="INVALID_RESPONSE",
+                is_recoverable=True,
+            )
+            self._explain(invalid, ids)
+            raise invalid from error
+        self._count(pending.response, waited_until - begun, time.perf_counter() - waited_until)
+        return frames
+
+    def _count(self, envelope: Any, waited: float, decoding: float) -> None:
+        spent = self._stats.milliseconds
+        spent["wait"] += 1e3 * waited
+        spent["decode"] += 1e3 * decoding
+        spent["endpoint"] += envelope.endpoint_total_ns / 1e6
+        spent["model"] += envelope.user_ns / 1e6
+
+    def _join(
+        self, answers: Sequence[list[NDArray[Any]]]
+    ) -> tuple[list[NDArray[Any]], NDArray[np.intp]]:
+        """Bring ``(frames, rows, ...)`` per request into ``(k, frames, ...)`` for all lanes."""
+        counts = np.zeros(len(self.lanes), np.intp)
+        for (rows, pending), answer in zip(self._requests, answers, strict=True):
+            # An action space without leaves still has frames, which only the message shows.
+            sent = len(pending.response.predict.actions)
+            counts[rows] = answer[0].shape[0] if answer else sent
+        self.num_frames = int(counts.max(initial=0))
+        if len(answers) == 1:
+            return [leaf.swapaxes(0, 1) for leaf in answers[0]], counts
+        joined = [
+            np.zeros((len(self.lanes), self.num_frames, *leaf.shape[2:]), leaf.dtype)
+            for leaf in answers[0]
+        ]
+        for (rows, _), answer in zip(self._requests, answers, strict=True):
+            for whole, leaf in zip(joined, answer, strict=True):
+                whole[rows, : leaf.shape[0]] = leaf.swapaxes(0, 1)
+        return joined, counts

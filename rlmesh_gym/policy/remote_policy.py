@@ -1,0 +1,307 @@
+"""A served model as a policy for every lane of an env."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import uuid6
+from gymnasium import spaces
+
+from rlmesh_gym.codec import SpaceCodec
+from rlmesh_gym.errors import ClosedError
+from rlmesh_gym.policy.adapter import ModelAdapter
+from rlmesh_gym.policy.ensemble import make_replay
+from rlmesh_gym.policy.env_view import filler_action, view_env
+from rlmesh_gym.policy.lane_planner import LanePlanner
+from rlmesh_gym.policy.schedule import PlanSchedule
+from rlmesh_gym.policy.stats import PolicyStats
+from rlmesh_gym.rpc import ModelSession
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import gymnasium
+    from numpy.typing import ArrayLike
+    from typing_extensions import Self
+
+    from rlmesh_gym.codec import Leaves
+    from rlmesh_gym.policy.chunks import Lanes
+    from rlmesh_gym.policy.ensemble import EnsembleRule
+    from rlmesh_gym.rpc import TimeoutsLike, TLSLike
+
+__all__ = ["RemotePolicy"]
+
+
+class RemotePolicy:
+    """``policy(observations) -> actions`` for N lanes, against one model endpoint.
+
+    Call it once per env step, with the observations of all lanes. The model is asked only for the
+    lanes that need a plan, all in one request; the others replay what is left of their chunks.
+
+    **Chunks.** With ``execution_horizon=h`` a plan is up to ``h`` actions: the first acts now, the
+    rest follow without a call. Replay is per lane: where an episode begins, its lane plans from its
+    own first observation, and the others go on undisturbed. Frames beyond ``h`` are never used, and
+    a model that sends fewer is asked again earlier.
+
+    **Episodes.** With a remote env, ``envs`` may be any stack of wrappers around it; boundaries and
+    episode ids come from its lane table, and ``episode_start`` is not looked at. With any other env
+    ids are minted here, and boundaries come from what the policy is told: ``episode_start`` in
+    :meth:`predict`, :meth:`observe_step` after each step (which knows the autoreset mode), or
+    :meth:`reset`. A lane without a running episode, such as one that awaits its reset under
+    NEXT_STEP, is not predicted; its action is legal and means nothing.
+
+    **Planning more often.** ``replan_interval=r`` plans a lane again ``r`` steps after its last
+    plan, and ``ensemble`` combines what several plans say of one step. ``coalesce=s`` sends lanes
+    with at most ``s`` frames left along with a request that goes out anyway: fewer calls, more
+    rows.
+
+    **Planning ahead.** ``prefetch=True`` asks for a lane's next chunk while the last frames replay,
+    from the newest observation, early enough by the last answers' time. Of that chunk exactly the
+    frames are dropped whose steps the lane has taken meanwhile; at an episode's start nothing is.
+    With ``replan_interval`` such a chunk is used as soon as it is there, else when the old one is
+    used up.
+
+    **One request or several.** The rows of a plan go out in one request. Some models answer several
+    rows with a single frame though they plan ahead for one row (models without a spec served by the
+    released package). When the first answer for several rows holds one frame only, the next plan is
+    sent as one-row requests in flight together; if these give longer chunks it stays so, else all
+    rows go together again. A model that says it gives one frame is not tried. After a lost
+    connection this is found out anew.
+
+    **Observation history.** When the endpoint asks for it, the observations of replayed steps go
+    out with the lane's next request, with consecutive steps. After a request that failed the model
+    is told to forget its episodes, and the rows owed are sent once more, so what it stacks never
+    has a gap; frames older than the last good answer are lost to it.
+
+    **Ends.** Ended episodes are evicted without waiting; if the model refuses, a later step gives a
+    warning. :meth:`close` evicts what is left and releases the adapter.
+
+    **Errors.** Every error names the endpoint, the env id under which the policy is known there and
+    the episodes of the request. After any error the policy can be used again: the same call can be
+    repeated, no frame was taken, and the model is set up anew where that is needed. A
+    ``ModelError`` with code ``INVALID_RESPONSE`` means an answer without frames, with another
+    number of rows, with NaN, or with a value outside a Discrete or MultiDiscrete. Actions outside a
+    Box, or Text that does not fit, are passed on, since envs commonly clip them; a warning tells
+    the first per leaf. A late answer is never used.
+
+    Not safe for use by several threads at once.
+
+    Args:
+        address: Where the model is served.
+        envs: The env that it acts in: a remote or local vector env, a single env, or a
+            Stable-Baselines3 vector env. None when the spaces are given.
+        single_observation_space: Space of one lane's observation, in place of the env's.
+        single_action_space: Space of one lane's action, likewise.
+        num_envs: Number of lanes without ``envs``; 1 if omitted.
+        execution_horizon: Frames replayed of one plan, 1 to 1024.
+        replan_interval: Steps after which a lane plans again, at most the horizon, which is the
+            default.
+        coalesce: Frames that a lane may have left to go along with a request.
+        ensemble: ``"newest"``, ``"mean"``, ``"exponential"`` or a callable; see
+            :class:`~rlmesh_gym.policy.ensemble.EnsembleReplay`.
+        prefetch: Ask for chunks ahead of time; needs a horizon of 2 or more.
+        token: What the server asks for, else ``RLMESH_GYM_TOKEN``.
+        tls: None or False for none, True for the system's roots, or settings.
+        timeouts: None, seconds, a mapping or ``Timeouts``.
+
+    Attributes:
+        endpoint: The address, for messages.
+        env_id: UUIDv7 that names this policy's env on the endpoint.
+        num_envs: Number of lanes.
+        single_observation_space: Space of one lane's observation.
+        single_action_space: Space of one lane's action.
+        execution_horizon: Frames replayed of one plan.
+        closed: Whether :meth:`close` was called.
+
+    Raises:
+        ConfigurationError: Options that cannot work; nothing was sent.
+        UnsupportedSpaceError: A space has no form on the wire; nothing was sent.
+        UnavailableError: Nothing listens there.
+        ProtocolError: Not a model endpoint.
+        ModelError: The model refuses the env or the horizon.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        envs: Any = None,
+        *,
+        single_observation_space: gymnasium.Space[Any] | None = None,
+        single_action_space: gymnasium.Space[Any] | None = None,
+        num_envs: int | None = None,
+        execution_horizon: int = 1,
+        replan_interval: int | None = None,
+        coalesce: int = 0,
+        ensemble: EnsembleRule = "newest",
+        prefetch: bool = False,
+        token: str | None = None,
+        tls: TLSLike = None,
+        timeouts: TimeoutsLike = None,
+    ) -> None:
+        schedule = PlanSchedule(execution_horizon, replan_interval, coalesce, prefetch=prefetch)
+        view = view_env(envs, single_observation_space, single_action_space, num_envs)
+        self.num_envs = view.num_envs
+        self.single_observation_space = view.single_observation_space
+        self.single_action_space = view.single_action_space
+        self.execution_horizon = execution_horizon
+        self.env_id = str(uuid6.uuid7())
+        self.closed = False
+        self._episodes = view.episodes
+        self._observation_codec = SpaceCodec(view.single_observation_space, "observation")
+        self._action_codec = SpaceCodec(view.single_action_space, "action")
+        self._stats = PolicyStats()
+        filler = filler_action(self._action_codec)
+        replay = make_replay(view.num_envs, execution_horizon, filler, ensemble)
+        session = ModelSession.open(address, token=token, tls=tls, timeouts=timeouts)
+        self.endpoint = session.endpoint
+        self._adapter = ModelAdapter(
+            session,
+            env_id=self.env_id,
+            env_spec=view.env_spec,
+            observation_codec=self._observation_codec,
+            action_codec=self._action_codec,
+            num_envs=view.num_envs,
+            horizon=execution_horizon,
+            stats=self._stats,
+        )
+        self._planner = LanePlanner(self._adapter, replay, schedule, filler, self._stats)
+        try:
+            self._adapter.resolve()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return (
+            f"{type(self).__name__}({self.endpoint!r}, num_envs={self.num_envs}, "
+            f"execution_horizon={self.execution_horizon}{state})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def stats(self) -> PolicyStats:
+        """Counts and times so far, a copy."""
+        copied = dict(self._stats.milliseconds)
+        return dataclasses.replace(self._stats, milliseconds=copied)
+
+    def __call__(self, observations: Any) -> Any:
+        """Give the actions for the present observations of all lanes; see :meth:`predict`."""
+        return self.predict(observations)[0]
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: ArrayLike | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Any, Any]:
+        """Give the actions for the present observations, in Stable-Baselines3's form.
+
+        Blocks only when a lane needs a plan that is not there, up to ``timeouts.predict``.
+
+        Args:
+            observation: Batch from the vector env, arrays of shape ``(num_envs, *shape)``. With one
+                lane a single, unbatched observation too. Not kept, and not changed.
+            state: Given back as it is; the lanes' state is in here.
+            episode_start: Mask ``(num_envs,)``, true where the observation is the first of an
+                episode. Not looked at with a remote env, whose lane table knows.
+            deterministic: Ignored: the model decides.
+
+        Returns:
+            ``(actions, state)``. The actions are a batch in the vector form of the action space,
+            for an unbatched observation a single action as ``single_action_space.sample()`` gives
+            it. Arrays are the caller's own.
+
+        Raises:
+            ClosedError: ``close`` was called.
+            CodecError: The observation does not fit its space; nothing was sent.
+            ConfigurationError: ``episode_start`` has another shape.
+            ModelError: The model failed, or its answer is not valid.
+            DeadlineError: No answer in time.
+            UnavailableError: The model is gone.
+        """
+        del deterministic
+        self._check_open("predict")
+        is_batched = self.num_envs > 1 or not _is_single(self.single_observation_space, observation)
+        leaves = (
+            self._observation_codec.flatten(observation, self.num_envs)
+            if is_batched
+            else self._observation_codec.flatten_row(observation)
+        )
+        actions = self._planner.step(leaves, self._episodes.look(episode_start))
+        return self._nest(actions, is_batched=is_batched), state
+
+    def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
+        """Take in the flags of a step of a local env, so that episodes are kept apart.
+
+        Call it after ``envs.step``, before the next observations come. What follows from an ended
+        episode depends on the env's autoreset mode. Remote envs do not need it.
+
+        Args:
+            terminations: Mask ``(num_envs,)``.
+            truncations: Mask ``(num_envs,)``.
+
+        Raises:
+            ConfigurationError: A mask of another shape.
+        """
+        self._episodes.observe_step(terminations, truncations)
+
+    def reset(self, lanes: Lanes = None) -> None:
+        """Drop plans, so that the next call plans anew.
+
+        With a local env the lanes' next observations begin new episodes; with a remote one its lane
+        table says whether they do.
+
+        Args:
+            lanes: An index, several indices, a boolean mask, or None for all lanes.
+
+        Raises:
+            ClosedError: ``close`` was called.
+            ConfigurationError: Lanes that do not exist.
+        """
+        self._check_open("reset")
+        self._planner.flush(lanes)
+        self._episodes.restart(lanes)
+
+    def close(self) -> None:
+        """Release the model's adapter and disconnect, within ``timeouts.close``.
+
+        Idempotent; never raises for a model that is gone.
+        """
+        self.closed = True
+        self._adapter.close()
+
+    def _nest(self, actions: Leaves, *, is_batched: bool) -> Any:
+        if is_batched:
+            return self._action_codec.unflatten(actions, self.num_envs)
+        return self._action_codec.unflatten_row(actions, 0)
+
+    def _check_open(self, operation: str) -> None:
+        if self.closed:
+            message = f"{self.endpoint}: {operation} after close()"
+            raise ClosedError(message)
+
+
+def _is_single(space: gymnasium.Space[Any], value: Any) -> bool:
+    """Tell one observation from a batch of one, by the first leaf that shows the difference."""
+    if isinstance(space, spaces.Dict):
+        children = [(child, value.get(key)) for key, child in space.spaces.items()]
+        return _is_single(*children[0]) if children and isinstance(value, dict) else False
+    if isinstance(space, spaces.Tuple):
+        return bool(space.spaces) and _is_single(space.spaces[0], value[0])
+    if isinstance(space, spaces.Text):
+        return isinstance(value, str)
+    return np.ndim(value) == len(space.shape or ())

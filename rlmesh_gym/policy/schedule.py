@@ -1,0 +1,121 @@
+"""Which lanes get a plan now: the rules, on plain arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlmesh_gym.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["MAX_EXECUTION_HORIZON", "PlanSchedule"]
+
+MAX_EXECUTION_HORIZON = 1024
+"""The protocol's bound on the number of frames that one prediction may hold."""
+
+
+class PlanSchedule:
+    """The rules of planning.
+
+    - A running lane with nothing left is due.
+    - So is one whose newest plan is ``replan_interval`` steps old.
+    - When any lane is due, lanes with at most ``coalesce`` frames left go along.
+    - Ahead of time, lanes with few enough frames left that an answer comes just in time.
+
+    Args:
+        horizon: Frames replayed of one chunk.
+        replan_interval: Steps after which a lane is planned again; None for ``horizon``.
+        coalesce: Frames that a lane may have left to go along with a request.
+        prefetch: Plans are asked for ahead of time, so the interval makes no lane due at once.
+
+    Attributes:
+        horizon: Frames replayed of one chunk.
+        replan_interval: Steps after which a lane is planned again.
+        coalesce: Frames that a lane may have left to go along.
+        prefetch: Plans are asked for ahead of time.
+
+    Raises:
+        ConfigurationError: A number out of range.
+    """
+
+    def __init__(
+        self,
+        horizon: int,
+        replan_interval: int | None = None,
+        coalesce: int = 0,
+        *,
+        prefetch: bool = False,
+    ) -> None:
+        if not 1 <= horizon <= MAX_EXECUTION_HORIZON:
+            message = f"execution_horizon is 1 to {MAX_EXECUTION_HORIZON}, got {horizon}"
+            raise ConfigurationError(message)
+        if replan_interval is not None and not 1 <= replan_interval <= horizon:
+            message = f"replan_interval is 1 to execution_horizon={horizon}, got {replan_interval}"
+            raise ConfigurationError(message)
+        if coalesce < 0:
+            message = f"coalesce is not negative, got {coalesce}"
+            raise ConfigurationError(message)
+        if prefetch and horizon < 2:  # noqa: PLR2004 - the least that leaves a frame to replay
+            message = "prefetch needs an execution_horizon of 2 or more: nothing replays meanwhile"
+            raise ConfigurationError(message)
+        self.horizon = horizon
+        self.replan_interval = horizon if replan_interval is None else replan_interval
+        self.coalesce = coalesce
+        self.prefetch = prefetch
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether lanes are planned again on purpose before their chunk is used up."""
+        return self.replan_interval < self.horizon
+
+    def due(
+        self, active: NDArray[np.bool_], remaining: NDArray[np.intp], ages: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Give the lanes that need a plan before they can act.
+
+        Args:
+            active: Running lanes, bool ``(n,)``.
+            remaining: Frames left, ``(n,)``.
+            ages: Steps since the observation of each lane's newest plan, ``(n,)``.
+
+        Returns:
+            Mask ``(n,)``, without those that merely go along.
+        """
+        due: NDArray[np.bool_] = active & (remaining == 0)
+        if self.overlaps and not self.prefetch:
+            due |= active & (ages >= self.replan_interval)
+        return due
+
+    def along(self, active: NDArray[np.bool_], remaining: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Give the lanes that go along with a request that goes out anyway, mask ``(n,)``."""
+        return active & (remaining <= self.coalesce)
+
+    def ahead(
+        self,
+        active: NDArray[np.bool_],
+        remaining: NDArray[np.intp],
+        ages: NDArray[np.int64],
+        delay: int,
+    ) -> NDArray[np.bool_]:
+        """Give the lanes whose next plan must be asked for now to be there in time.
+
+        Args:
+            active: Running lanes, bool ``(n,)``.
+            remaining: Frames left after this step's, ``(n,)``.
+            ages: As for :meth:`due`. A lane planned from this very observation, age 0, is never
+                among the answer: a second plan from it would tell nothing new.
+            delay: Steps that an answer takes.
+
+        Returns:
+            Mask ``(n,)``; lanes that go along are included.
+        """
+        old = active & (ages > 0)
+        ahead = remaining < delay
+        if self.overlaps:
+            ahead |= ages >= self.replan_interval
+        ahead &= old
+        if ahead.any():
+            ahead |= old & (remaining < delay + self.coalesce)
+        return ahead
