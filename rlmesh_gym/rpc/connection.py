@@ -163,7 +163,7 @@ class Connection:
             self.check("join")
             if self.stream is not None:
                 self.stream.cancel()
-                if isinstance(self.stream.error, UnavailableError):
+                if type(self.stream.error) is UnavailableError:
                     # A lost channel waits before it connects again; a fresh one tries at once.
                     self._channel.close()
                     self._channel = open_channel(self.address, self._tls)
@@ -178,16 +178,18 @@ class Connection:
         Args:
             farewell: A last request and its kind, to be answered before the stream ends.
         """
+        if os.getpid() != self._pid:  # Before the lock, which another thread may hold for ever.
+            self._is_closed = True
+            return
         with self.lock:
             if self._is_closed:
                 return
             self._is_closed = True
-        if os.getpid() != self._pid:
-            return
-        stream = self.stream
-        if stream is not None and stream.is_open:
-            self._part(stream, farewell)
-        self.abandon()
+        try:
+            if self.stream is not None and self.stream.is_open:
+                self._part(self.stream, farewell)
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Drop everything without a word to the peer; safe in finalizers and forked children."""
@@ -250,7 +252,7 @@ class Connection:
             )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(
-                f"no answer to the handshake within {self.timeouts.connect:g} s; is this "
+                f"no answer to the handshake within {self.timeouts.connect} s; is this "
                 f"{_article(kind)} endpoint? raise timeouts.connect for slow networks",
                 **where,
             )

@@ -59,7 +59,8 @@ class EnvServiceCallbacks:
     Attributes:
         handshake: Answers with the contract.
         join: Serves one session: takes the client's requests and yields answers, as messages or as
-            their bytes. It ends when the requests end, or earlier, which ends the stream with
+            their bytes. The requests end when the client sends no more or is gone, which
+            ``peer.is_active()`` tells apart. When the answers end, so does the stream, with
             status OK.
         shutdown: Decides on a client's wish to stop the server.
     """
@@ -154,7 +155,7 @@ class GrpcHost:
             raise StateError("a server starts once; make a new one")
         claim(self._bind)
         executor = GrowingExecutor("rlmesh_gym-server")
-        server = grpc.server(executor, handlers=[self._handlers()], options=_server_options())
+        server = grpc.server(executor, handlers=self._handlers(), options=_server_options())
         bound = self._listen(server)
         server.start()
         self._server = server
@@ -195,7 +196,7 @@ class GrpcHost:
             raise explain_bind_failure(bind)
         return bind.with_port(port) if bind.kind == "tcp" else bind
 
-    def _handlers(self) -> grpc.GenericRpcHandler:
+    def _handlers(self) -> list[grpc.GenericRpcHandler]:
         service = self._service
         messages: Any
         requests: Any
@@ -213,7 +214,7 @@ class GrpcHost:
             except Exception:
                 return _UNREADABLE
 
-        return grpc.method_handlers_generic_handler(
+        handlers = grpc.method_handlers_generic_handler(
             name,
             {
                 "Handshake": self._unary(service.handshake, messages.HandshakeRequest),
@@ -225,6 +226,8 @@ class GrpcHost:
                 ),
             },
         )
+        # As with the released package, model servers answer health checks and env servers do not.
+        return [handlers] if messages is env_service_pb2 else [handlers, _health_handler()]
 
     def _unary(self, callback: Callable[[Any], Any], request_type: Any) -> Any:
         def call(data: bytes, context: grpc.ServicerContext) -> Any:
@@ -266,10 +269,22 @@ class GrpcHost:
 
 
 def _readable(requests: Iterator[Any]) -> Iterator[Any]:
-    for request in requests:
-        if request is _UNREADABLE:
-            raise Refused("INVALID_ARGUMENT", "the request cannot be read")
-        yield request
+    try:
+        for request in requests:
+            if request is _UNREADABLE:
+                raise Refused("INVALID_ARGUMENT", "the request cannot be read")
+            yield request
+    except grpc.RpcError:
+        return  # How gRPC says that the client is gone.
+
+
+def _health_handler() -> grpc.GenericRpcHandler:
+    def check(_request: bytes, _context: grpc.ServicerContext) -> bytes:
+        return b"\x08\x01"  # HealthCheckResponse(status=SERVING)
+
+    return grpc.method_handlers_generic_handler(
+        "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(check)}
+    )
 
 
 def _serialize(message: Any) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import grpc
 
 from rlmesh_gym.errors import (
@@ -15,12 +13,42 @@ from rlmesh_gym.errors import (
     UnavailableError,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 __all__ = ["error_from_status", "premature_end"]
 
 _PEER_LIMIT_MIB = 256
+
+_LOST = "{operation}: the endpoint cannot be reached or was lost ({text})"
+_CANCELLED = "{operation}: the call was cancelled, perhaps the endpoint stops ({text})"
+_LATE = "{operation}: no answer in time ({text})"
+_REFUSED = (
+    "the {kind} endpoint takes no further session: {text}; close the other client, or serve with "
+    "more sessions"
+)
+_BAD_TOKEN = (
+    "{operation}: the endpoint refused the token ({text}); pass token=, or set RLMESH_GYM_TOKEN, "
+    "to what the server was started with"
+)
+_OTHER_SERVICE = "{operation}: this is no rlmesh {kind} endpoint ({text})"
+_TOO_LARGE = (
+    "{operation}: a message is larger than the endpoint takes or sends ({text}); the released "
+    f"package's limit is {_PEER_LIMIT_MIB} MiB; use fewer lanes per endpoint"
+)
+_UNEXPECTED = "{operation}: the endpoint ended the call with {name}: {text}"
+
+_TABLE: dict[grpc.StatusCode, tuple[type[RemoteError], str]] = {
+    grpc.StatusCode.UNAVAILABLE: (UnavailableError, _LOST),
+    grpc.StatusCode.CANCELLED: (UnavailableError, _CANCELLED),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (DeadlineError, _LATE),
+    grpc.StatusCode.FAILED_PRECONDITION: (SessionRefusedError, _REFUSED),
+    grpc.StatusCode.UNAUTHENTICATED: (AuthenticationError, _BAD_TOKEN),
+    grpc.StatusCode.PERMISSION_DENIED: (AuthenticationError, _BAD_TOKEN),
+    grpc.StatusCode.UNIMPLEMENTED: (ProtocolError, _OTHER_SERVICE),
+    grpc.StatusCode.OUT_OF_RANGE: (ProtocolError, _TOO_LARGE),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (ProtocolError, _TOO_LARGE),
+}
+# What a connection that the peer's HTTP/2 stack has thrown away looks like; the status code that
+# comes with it depends on gRPC's release.
+_THROWN_AWAY = ("goaway", "too_many_data_frames", "enhance_your_calm")
 
 
 def error_from_status(
@@ -35,19 +63,12 @@ def error_from_status(
         operation: What was being done.
         kind: ``"env"`` or ``"model"``, the kind of endpoint that was expected.
     """
-    text = (details or "").strip() or f"no details, status {code.name}"
-    lowered = text.lower()
-    if "goaway" in lowered or "too_many" in lowered or "enhance_your_calm" in lowered:
-        # The status code depends on gRPC's release; the connection is gone whatever it says.
+    text = (details or "").strip() or "no details"
+    if any(mark in text.lower() for mark in _THROWN_AWAY):
         code = grpc.StatusCode.UNAVAILABLE
-    make = _TABLE.get(code, _unexpected)
-    error = make(text, operation, kind)
-    if make is _unexpected:
-        error.args = (f"{operation}: the endpoint ended the call with {code.name}: {text}",)
-    error.endpoint, error.operation = endpoint, operation
-    if endpoint:
-        error.args = (f"{endpoint}: {error.args[0]}",)
-    return error
+    error, template = _TABLE.get(code, (ProtocolError, _UNEXPECTED))
+    message = template.format(operation=operation, text=text, kind=kind, name=code.name)
+    return error(message, endpoint=endpoint, operation=operation)
 
 
 def premature_end(*, endpoint: str, operation: str, request_bytes: int) -> RemoteError:
@@ -67,57 +88,3 @@ def premature_end(*, endpoint: str, operation: str, request_bytes: int) -> Remot
         endpoint=endpoint,
         operation=operation,
     )
-
-
-def _unavailable(text: str, operation: str, _kind: str) -> RemoteError:
-    return UnavailableError(f"{operation}: the endpoint cannot be reached or was lost ({text})")
-
-
-def _cancelled(text: str, operation: str, _kind: str) -> RemoteError:
-    return UnavailableError(f"{operation}: the call was cancelled, the endpoint may stop ({text})")
-
-
-def _deadline(text: str, operation: str, _kind: str) -> RemoteError:
-    return DeadlineError(f"{operation}: no answer in time ({text})")
-
-
-def _refused(text: str, _operation: str, kind: str) -> RemoteError:
-    return SessionRefusedError(
-        f"the {kind} endpoint takes no further session: {text}; close the other client, or serve "
-        "with more sessions"
-    )
-
-
-def _authentication(text: str, operation: str, _kind: str) -> RemoteError:
-    return AuthenticationError(
-        f"{operation}: the endpoint refused the token ({text}); pass token=…, or set "
-        "RLMESH_GYM_TOKEN, to what the server was started with"
-    )
-
-
-def _unimplemented(text: str, operation: str, kind: str) -> RemoteError:
-    return ProtocolError(f"{operation}: this is no rlmesh {kind} endpoint ({text})")
-
-
-def _too_large(text: str, operation: str, _kind: str) -> RemoteError:
-    return ProtocolError(
-        f"{operation}: a message is larger than the endpoint takes or sends ({text}); the released "
-        f"package's limit is {_PEER_LIMIT_MIB} MiB; use fewer lanes per endpoint"
-    )
-
-
-def _unexpected(text: str, operation: str, _kind: str) -> RemoteError:
-    return ProtocolError(f"{operation}: {text}")
-
-
-_TABLE: dict[grpc.StatusCode, Callable[[str, str, str], RemoteError]] = {
-    grpc.StatusCode.UNAVAILABLE: _unavailable,
-    grpc.StatusCode.CANCELLED: _cancelled,
-    grpc.StatusCode.DEADLINE_EXCEEDED: _deadline,
-    grpc.StatusCode.FAILED_PRECONDITION: _refused,
-    grpc.StatusCode.UNAUTHENTICATED: _authentication,
-    grpc.StatusCode.PERMISSION_DENIED: _authentication,
-    grpc.StatusCode.UNIMPLEMENTED: _unimplemented,
-    grpc.StatusCode.OUT_OF_RANGE: _too_large,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: _too_large,
-}

@@ -26,6 +26,7 @@ from rlmesh_gym.errors import (
     Error,
     ForkedError,
     ProtocolError,
+    UnavailableError,
 )
 from rlmesh_gym.rpc.status import error_from_status, premature_end
 
@@ -229,6 +230,7 @@ class JoinStream:
         self._barriers: deque[Pending[Any]] = deque()
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._lock = threading.Lock()
+        self._last_error: Any = None
         self._is_open = True
         self._is_closing = False
         self._ended = threading.Event()
@@ -350,6 +352,8 @@ class JoinStream:
             self._call.cancel()
             return False
         pending = self._pendings.pop(response.request_id, None)
+        if response.HasField("error"):
+            self._last_error = response.error
         if pending is not None:
             pending._complete(response, len(data))  # noqa: SLF001
         else:  # Nobody asked for it, or nobody waits any more.
@@ -404,6 +408,12 @@ class JoinStream:
         return ProtocolError(f"{operation}: {text}", endpoint=self.endpoint, operation=operation)
 
     def _premature_end(self, pending: Pending[Any] | None) -> Error:
+        if pending is None and self._last_error is not None:
+            return UnavailableError(
+                f"the endpoint ended the session after its error: {self._last_error.message}",
+                endpoint=self.endpoint,
+                operation="session",
+            )
         return premature_end(
             endpoint=self.endpoint,
             operation=pending.operation if pending else "session",
