@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from rlmesh_gym.codec.text import UnrestrictedText
+from rlmesh_gym.codec.text import wire_charset
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,8 +106,11 @@ def _range_check(low: NDArray[Any], high: NDArray[Any]) -> RowCheck:
 
 
 def text_check(space: spaces.Text) -> RowCheck:
-    """Return the check of a Text's length and characters."""
-    charset = None if isinstance(space, UnrestrictedText) else space.character_set
+    """Return the check of a Text's length and characters.
+
+    The default charset means "any character", as it does on the wire.
+    """
+    charset = frozenset(wire_charset(space))
     shortest, longest = space.min_length, space.max_length
 
     def check(rows: NDArray[Any]) -> list[tuple[int, str]]:
@@ -115,7 +118,7 @@ def text_check(space: spaces.Text) -> RowCheck:
         for row, text in enumerate(rows.tolist()):
             if not shortest <= len(text) <= longest:
                 found.append((row, f"text of length {len(text)} not in [{shortest}, {longest}]"))
-            elif charset is not None and not charset.issuperset(text):
+            elif charset and not charset.issuperset(text):
                 strange = next(character for character in text if character not in charset)
                 found.append((row, f"character {strange!r} not in the charset"))
         return found

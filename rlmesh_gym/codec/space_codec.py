@@ -122,7 +122,9 @@ class SpaceCodec:
         self._check_count(data)
         self._check_count(out)
         for leaf, part, rows in zip(self._leaves, data, out, strict=True):
-            leaf.decode_into(part, rows[start : start + num_rows])
+            target = rows[start : start + num_rows]
+            leaf.check_rows(target, num_rows)
+            leaf.decode_into(part, target)
 
     def empty(self, num_rows: int) -> Leaves:
         """Return ``num_rows`` rows of zeros and empty strings."""

@@ -15,15 +15,13 @@ from rlmesh_gym._proto.spaces.v1 import spaces_pb2, types_pb2
 from rlmesh_gym.codec.cast import describe
 from rlmesh_gym.codec.dtypes import encode_dtype, wire_dtype
 from rlmesh_gym.codec.limits import MAX_SPACE_DEPTH
-from rlmesh_gym.codec.text import UnrestrictedText
+from rlmesh_gym.codec.text import wire_charset
 from rlmesh_gym.errors import UnsupportedSpaceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["encode_space"]
-
-_DEFAULT_CHARSET = spaces.Text(1).character_set
 
 
 def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceSpec:
@@ -132,13 +130,11 @@ def _text(space: spaces.Text, spec: spaces_pb2.SpaceSpec, path: str, depth: int)
     spec.text.SetInParent()
     spec.text.min_length = space.min_length
     spec.text.max_length = space.max_length
-    if isinstance(space, UnrestrictedText) or space.character_set == _DEFAULT_CHARSET:
-        return
     if not space.character_set and space.max_length > 0:
         message = "a Text without characters has no form on the wire: an empty charset means any"
         raise UnsupportedSpaceError(message, path=path)
     try:
-        spec.text.charset = "".join(sorted(space.character_set))
+        spec.text.charset = wire_charset(space)
     except ValueError as error:  # UnicodeEncodeError is one
         raise UnsupportedSpaceError(
             f"the charset is not Unicode text: {error}", path=path

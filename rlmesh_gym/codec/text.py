@@ -13,8 +13,9 @@ from rlmesh_gym.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["UnrestrictedText", "decode_text_slab", "encode_text_slab"]
+__all__ = ["UnrestrictedText", "decode_text_slab", "encode_text_slab", "wire_charset"]
 
+_DEFAULT_CHARSET = Text(1).character_set
 _U64 = np.dtype("<u8")
 
 
@@ -38,6 +39,13 @@ class UnrestrictedText(Text):
 
     def __repr__(self) -> str:
         return f"UnrestrictedText({self.min_length}, {self.max_length})"
+
+
+def wire_charset(space: Text) -> str:
+    """Return the characters of a Text as the wire writes them: sorted, empty for "any"."""
+    if isinstance(space, UnrestrictedText) or space.character_set == _DEFAULT_CHARSET:
+        return ""
+    return "".join(sorted(space.character_set))
 
 
 def encode_text_slab(texts: Sequence[str], path: str = "$") -> bytes:
