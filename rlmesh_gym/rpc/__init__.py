@@ -17,6 +17,7 @@ from rlmesh_gym.rpc.handshake import (
     peer_info,
 )
 from rlmesh_gym.rpc.model_session import ModelSession, model_error
+from rlmesh_gym.rpc.pending import Pending
 from rlmesh_gym.rpc.serving import (
     EnvServiceCallbacks,
     GrpcHost,
@@ -24,7 +25,7 @@ from rlmesh_gym.rpc.serving import (
     ModelServiceCallbacks,
     Refused,
 )
-from rlmesh_gym.rpc.stream import MAX_OUTSTANDING, Pending
+from rlmesh_gym.rpc.stream import MAX_OUTSTANDING
 
 __all__ = [
     "CONCURRENT_PREDICT",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import threading
 import time
 import weakref
@@ -24,18 +23,19 @@ from rlmesh_gym.errors import (
 from rlmesh_gym.rpc.address import Address, parse_address
 from rlmesh_gym.rpc.channel import open_channel, token_metadata
 from rlmesh_gym.rpc.config import Timeouts, TLSConfig, resolve_token
+from rlmesh_gym.rpc.diagnosis import is_not_grpc, late_handshake, unreachable, wrong_service
 from rlmesh_gym.rpc.handshake import check_handshake, handshake_request
 from rlmesh_gym.rpc.status import error_from_status
-from rlmesh_gym.rpc.stream import JoinMethod, JoinStream
+from rlmesh_gym.rpc.stream import JoinStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
+    from rlmesh_gym.rpc.pending import JoinMethod
 
 __all__ = ["Connection", "Service"]
 
-_PROBE_SECONDS = 1.0
 _BUSY_GRACE_SECONDS = 0.5
 
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -57,7 +57,6 @@ class Service:
 
     Attributes:
         kind: ``"env"`` or ``"model"``.
-        other: The other kind.
         package: Full name of the service.
         other_package: Full name of the other service.
         messages: Module with the service's unary messages.
@@ -65,7 +64,6 @@ class Service:
     """
 
     kind: str
-    other: str
     package: str
     other_package: str
     messages: Any
@@ -235,54 +233,17 @@ class Connection:
         )
 
     def _handshake_error(self, error: grpc.RpcError) -> Exception:
-        code, kind = error.code(), self._service.kind
-        where = {"endpoint": self.endpoint, "operation": "handshake"}
+        code, details = error.code(), error.details() or ""
+        endpoint, kind = self.endpoint, self._service.kind
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            if self._serves_other_kind():
-                other = self._service.other
-                return ProtocolError(
-                    f"this is a {other} endpoint where {_article(kind)} endpoint is expected; "
-                    f"{_ADVICE[other]}",
-                    **where,
-                )
-            return ProtocolError(
-                f"a gRPC server answers, but it is no rlmesh {kind} endpoint "
-                f"({error.details()}); check the address",
-                **where,
+            return wrong_service(
+                details, endpoint=endpoint, kind=kind, is_other_kind=self._serves_other_kind()
             )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineError(
-                f"no answer to the handshake within {self.timeouts.connect} s; is this "
-                f"{_article(kind)} endpoint? raise timeouts.connect for slow networks",
-                **where,
-            )
-        if code is grpc.StatusCode.UNAVAILABLE:
-            return UnavailableError(self._why_unavailable(error.details() or ""), **where)
-        if code is grpc.StatusCode.UNKNOWN and "http2 header" in (error.details() or ""):
-            return UnavailableError(_NOT_GRPC.format("an HTTP/2 server", kind), **where)
+            return late_handshake(self.timeouts.connect, endpoint=endpoint, kind=kind)
+        if is_not_grpc(code, details):
+            return unreachable(self.address, details, kind=kind, uses_tls=self._tls is not None)
         return self._error(error, "handshake")
-
-    def _why_unavailable(self, details: str) -> str:
-        kind = self._service.kind
-        try:
-            found = _probe(self.address)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            return (
-                f"nothing listens there ({reason}); start {_article(kind)} endpoint, or check the "
-                "address"
-            )
-        if self._tls is not None:
-            return (
-                f"something listens there, but the TLS connection failed ({details}); check the "
-                "certificates, and whether the server uses TLS"
-            )
-        if found.startswith(b"HTTP/"):
-            return _NOT_GRPC.format("an HTTP server", kind)
-        return (
-            f"something listens there, but it is no gRPC server, or one that asks for TLS "
-            f"({details}); check the address, or pass tls="
-        )
 
     def _serves_other_kind(self) -> bool:
         # Both services shake hands with the same bytes, so this one's messages will do.
@@ -295,35 +256,3 @@ class Connection:
         except grpc.RpcError as error:
             return isinstance(self._error(error, "handshake"), AuthenticationError)
         return True
-
-
-_NOT_GRPC = "{} listens there, not a gRPC server; give the address of an rlmesh {} endpoint"
-_ADVICE = {
-    "env": "give it to RemoteVectorEnv or RemoteEnv, or check the address",
-    "model": "give it to RemotePolicy, or check the address",
-}
-
-
-def _article(kind: str) -> str:
-    return f"an {kind}" if kind == "env" else f"a {kind}"
-
-
-def _probe(address: Address) -> bytes:
-    """Return how something that listens at ``address`` answers an HTTP request."""
-    if address.kind == "unix":
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(_PROBE_SECONDS)
-        try:
-            connection.connect(address.path)
-        except OSError:
-            connection.close()
-            raise
-    else:
-        connection = socket.create_connection((address.host, address.port), _PROBE_SECONDS)
-    with connection:
-        connection.settimeout(_PROBE_SECONDS)
-        try:
-            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            return connection.recv(16)
-        except OSError:
-            return b""  # It listens, which is all that must be known; it only says nothing.

@@ -18,7 +18,7 @@ from rlmesh_gym.errors import (
 )
 from rlmesh_gym.rpc.connection import Connection, Service
 from rlmesh_gym.rpc.handshake import EDITION, PARTIAL_RESET, SUBSET_STEP
-from rlmesh_gym.rpc.stream import JoinMethod, JoinStream, Pending
+from rlmesh_gym.rpc.pending import JoinMethod, Pending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.core.v1 import env_contract_pb2, handshake_pb2
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
     from rlmesh_gym.rpc.config import Timeouts, TimeoutsLike, TLSLike
+    from rlmesh_gym.rpc.stream import JoinStream
 
 __all__ = ["EnvSession"]
 
@@ -57,7 +58,6 @@ def _in_band_error(error: interaction_pb2.EnvError, pending: Pending[Any]) -> En
 
 _SERVICE = Service(
     kind="env",
-    other="model",
     package="rlmesh.env.v1.EnvService",
     other_package="rlmesh.model.v1.ModelService",
     messages=service_pb2,
@@ -74,7 +74,7 @@ class EnvSession:
     """A session with one env endpoint; made by :meth:`open`.
 
     The Join stream is opened with the first request. Requests return at once with a
-    :class:`~rlmesh_gym.rpc.stream.Pending`; they may be made from several threads. After the
+    :class:`~rlmesh_gym.rpc.pending.Pending`; they may be made from several threads. After the
     stream has ended (a lost server, an error that the server could not recover from) everything
     but a whole ``reset`` raises :class:`~rlmesh_gym.errors.ResetNeededError`, and that ``reset``
     opens a new stream.

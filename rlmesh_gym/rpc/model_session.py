@@ -11,7 +11,7 @@ from rlmesh_gym._proto.model.v1 import interaction_pb2, service_pb2
 from rlmesh_gym.errors import ModelError
 from rlmesh_gym.rpc.connection import Connection, Service
 from rlmesh_gym.rpc.handshake import CONCURRENT_PREDICT, EDITION, OBSERVATION_HISTORY
-from rlmesh_gym.rpc.stream import JoinMethod, Pending
+from rlmesh_gym.rpc.pending import JoinMethod, Pending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -83,7 +83,6 @@ def _in_band_error(error: interaction_pb2.ModelError, pending: Pending[Any]) -> 
 
 _SERVICE = Service(
     kind="model",
-    other="env",
     package="rlmesh.model.v1.ModelService",
     other_package="rlmesh.env.v1.EnvService",
     messages=service_pb2,
@@ -101,7 +100,7 @@ class ModelSession:
 
     The Join stream is opened with the first request, and again by the first request after it has
     ended. Adapters live on the server, so they outlive a stream, but not a server. Requests return
-    at once with a :class:`~rlmesh_gym.rpc.stream.Pending`; they may be made from several threads.
+    at once with a :class:`~rlmesh_gym.rpc.pending.Pending`; they may be made from several threads.
 
     Attributes:
         endpoint: The address, for messages.

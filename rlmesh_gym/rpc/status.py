@@ -24,7 +24,7 @@ _REFUSED = (
     "the {kind} endpoint takes no further session: {text}; close the other client, or serve with "
     "more sessions"
 )
-_BAD_TOKEN = (
+_UNAUTHENTICATED = (
     "{operation}: the endpoint refused the token ({text}); pass token=, or set RLMESH_GYM_TOKEN, "
     "to what the server was started with"
 )
@@ -40,8 +40,8 @@ _TABLE: dict[grpc.StatusCode, tuple[type[RemoteError], str]] = {
     grpc.StatusCode.CANCELLED: (UnavailableError, _CANCELLED),
     grpc.StatusCode.DEADLINE_EXCEEDED: (DeadlineError, _LATE),
     grpc.StatusCode.FAILED_PRECONDITION: (SessionRefusedError, _REFUSED),
-    grpc.StatusCode.UNAUTHENTICATED: (AuthenticationError, _BAD_TOKEN),
-    grpc.StatusCode.PERMISSION_DENIED: (AuthenticationError, _BAD_TOKEN),
+    grpc.StatusCode.UNAUTHENTICATED: (AuthenticationError, _UNAUTHENTICATED),
+    grpc.StatusCode.PERMISSION_DENIED: (AuthenticationError, _UNAUTHENTICATED),
     grpc.StatusCode.UNIMPLEMENTED: (ProtocolError, _OTHER_SERVICE),
     grpc.StatusCode.OUT_OF_RANGE: (ProtocolError, _TOO_LARGE),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (ProtocolError, _TOO_LARGE),
