@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _make_output_safe()
+    # gRPC logs on its own what our errors say better; it reads this once, at its import.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     parser = _parser(arguments)
     options = parser.parse_args(arguments)
     if options.execute is None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["histogram", "nice_ticks", "series", "split_bar"]
 
-Floats = "NDArray[np.float64]"
-
 # Units of the stretched coordinate system; strokes and dots are in screen pixels.
 _WIDTH = 1000.0
 _HEIGHT = 300.0
@@ -31,6 +29,8 @@ _HEIGHT = 300.0
 _MOST_DOTS = 400
 _COLUMNS = 200
 _MOST_BINS = 30
+# Beyond this, differences and sums of values would overflow.
+_LARGEST = 1e150
 # A label right of this place would stand out of the card.
 _EDGE = 0.96
 
@@ -58,7 +58,7 @@ def histogram(values: NDArray[np.float64], *, label: str, integer: bool = False)
         integer: The values are whole numbers; bins then begin and end between two of them.
     """
     low, high = float(values.min()), float(values.max())
-    if not math.isfinite(high - low):
+    if max(-low, high) > _LARGEST:
         return _too_wide(low, high)
     edges = _bin_edges(values, low, high, integer=integer)
     counts = np.histogram(values, bins=edges)[0]
@@ -102,7 +102,7 @@ def series(values: NDArray[np.float64], *, label: str, window: int | None = None
         window: Of the moving mean; a twentieth of the values, five at least, if None.
     """
     low, high = float(values.min()), float(values.max())
-    if not math.isfinite(high - low):
+    if max(-low, high) > _LARGEST:
         return _too_wide(low, high)
     if window is None:
         window = max(5, values.size // 20)
@@ -241,5 +241,5 @@ def _frame(
 def _too_wide(low: float, high: float) -> str:
     return (
         f'<p class="note">The values reach from {format_number(low)} to {format_number(high)}, '
-        "too far apart to draw.</p>"
+        "too far to draw.</p>"
     )
