@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from numpy.typing import NDArray
 
@@ -62,7 +62,7 @@ class PrefetchedPlans:
 
     def take(
         self, due: NDArray[np.bool_], *, arrived: bool
-    ) -> Iterator[tuple[Plan, NDArray[np.intp]]]:
+    ) -> Generator[tuple[Plan, NDArray[np.intp]], None, None]:
         """Hand out the rows of lanes that are due.
 
         A plan that fails when it is read is dropped with all its rows.

@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from rlmesh_gym.errors import ConfigurationError, StateError
 from rlmesh_gym.policy.chunks import ActionChunkReplay, lane_indices, stack_frames
 
-TEMPLATE: list[Any] = [np.zeros((1, 2), np.float32), np.zeros(1, np.int64), np.array([""], dtype=object)]
+TEMPLATE: list[Any] = [
+    np.zeros((1, 2), np.float32),
+    np.zeros(1, np.int64),
+    np.array([""], dtype=object),
+]
 
 
 def chunk_of(rows: list[list[int]]) -> list[Any]:
