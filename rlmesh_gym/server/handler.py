@@ -359,7 +359,8 @@ def predict_frames(handler: ModelHandler, observation: ModelObservation) -> Pred
         TypeError: ``predict_chunked`` returned something else than :class:`PredictFrames`.
     """
     if observation.execution_horizon <= 1:
-        return PredictFrames(handler.predict(observation))
+        actions = handler.predict(observation)
+        return actions if isinstance(actions, PredictFrames) else PredictFrames(actions)
     frames = handler.predict_chunked(observation)
     if not isinstance(frames, PredictFrames):
         message = (

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rlmesh_gym.codec import decode_env_spec
-from rlmesh_gym.errors import CodecError
+from rlmesh_gym.errors import CodecError, ModelError
 from rlmesh_gym.rpc import EDITION
 from rlmesh_gym.server.handler import (
     MAX_EXECUTION_HORIZON,
@@ -54,7 +54,7 @@ class Resolve(Exchange):
             raise invalid(message, env_id=env_id)
         self.service.make_room(env_id)
         contract = _decode_contract(request, env_id)
-        needs = _check_needs(self._set_up(env_id, contract, options), options, env_id)
+        needs = self._set_up(env_id, contract, options)
         route = Route(
             ModelRoute(env_id, contract, options, needs),
             owner=self.stream.owner(request.context),
@@ -79,7 +79,12 @@ class Resolve(Exchange):
             needs = setup.resolve_adapter(env_id, contract, options)
         except BaseException as error:  # A SystemExit must not end the worker.
             raise model_raised(error, self.operation, env_id=env_id) from error
-        return RouteNeeds() if needs is None else needs
+        try:
+            return _check_needs(RouteNeeds() if needs is None else needs, options, env_id)
+        except ModelError:
+            if self.service.routes.find(env_id) is None:
+                setup.release_adapter(env_id)  # It has prepared for a route that does not come.
+            raise
 
 
 class Reset(Exchange):

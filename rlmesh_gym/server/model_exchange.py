@@ -75,7 +75,7 @@ class Exchange:
         """Run one step of the way; a failure ends the way with an error answer."""
         try:
             step()
-        except Exception as error:  # Answered in-band, whatever it is.
+        except BaseException as error:  # Answered in-band, whatever it is: SystemExit too.
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
@@ -96,6 +96,13 @@ class Exchange:
     def on_worker(self, step: Callable[[], None]) -> None:
         """Go on with a step on a worker."""
         self.service.workers.run(lambda: self.guard(step))
+
+    def after_model(self, step: Callable[[], None]) -> None:
+        """Leave the model thread for a short step, unless nothing else wants the model anyway."""
+        if self.service.model_thread.has_more():
+            self.on_worker(step)
+        else:
+            self.guard(step)  # Saves waking a worker.
 
     def work(self) -> None:
         """First step of the kind."""

@@ -73,7 +73,7 @@ def model_raised(
         episode_ids: Episodes of the request's rows.
         signature: Shapes and dtypes of the input; empty when there was none.
     """
-    text = f"{operation} failed: {type(error).__name__}: {error}"
+    text = f"{operation} failed: {type(error).__name__}: {_text(error)}"
     if len(text) > _MAX_MESSAGE:
         text = f"{text[:_MAX_MESSAGE]}…"
     where = [f"env {env_id!r}"] if env_id else []
@@ -97,7 +97,7 @@ def encode_fault(error: BaseException, operation: str) -> interaction_pb2.ModelE
     """Encode a failure; anything but a :class:`ModelError` counts as the server's own fault."""
     if not isinstance(error, ModelError):
         error = (
-            ModelError(str(error), code="INTERNAL", is_recoverable=True)
+            ModelError(_text(error), code="INTERNAL", is_recoverable=True)
             if isinstance(error, Error)
             else model_raised(error, operation)
         )
@@ -107,6 +107,13 @@ def encode_fault(error: BaseException, operation: str) -> interaction_pb2.ModelE
         is_recoverable=error.is_recoverable,
         debug_info=_clean(error.debug_info),
     )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # An exception that cannot be printed must still be answered.
+        return "(it cannot be printed)"
 
 
 def _clean(text: str) -> str:

@@ -55,7 +55,7 @@ class Predict(Exchange):
         job.call(self.service)
         self.response.user_ns = time.perf_counter_ns() - called_ns
         self.service.read_model(self.response)
-        self.on_worker(self._encode)
+        self.after_model(self._encode)
 
     def _encode(self) -> None:
         begun_ns = time.perf_counter_ns()
@@ -172,7 +172,7 @@ class GroupedPredict(Exchange):
             job.result = result
         self.response.user_ns = time.perf_counter_ns() - called_ns
         self.service.read_model(self.response)
-        self.on_worker(self._encode)
+        self.after_model(self._encode)
 
     def _encode(self) -> None:
         begun_ns = time.perf_counter_ns()

@@ -31,11 +31,11 @@ class Route:
 
     Args:
         model_route: What the handler sees.
-        owner: Session that resolved it; its close releases it.
+        owner: The session that resolved it, by id or token; its close releases it.
         stream: The stream that used it last.
     """
 
-    def __init__(self, model_route: ModelRoute, *, owner: str, stream: StreamLife) -> None:
+    def __init__(self, model_route: ModelRoute, *, owner: object, stream: StreamLife) -> None:
         self.env_id = model_route.env_id
         self.model_route = model_route
         self.owner = owner
@@ -109,7 +109,7 @@ class RouteTable:
                 return None
             return self._routes.pop(env_id)
 
-    def owned_by(self, owners: Collection[str]) -> list[Route]:
+    def owned_by(self, owners: Collection[object]) -> list[Route]:
         """List the routes that these sessions resolved."""
         with self._lock:
             return [route for route in self._routes.values() if route.owner in owners]

@@ -85,6 +85,10 @@ class ModelThread:
         """Queue a task. It must deal with its own exceptions."""
         self._tasks.put(task)
 
+    def has_more(self) -> bool:
+        """Whether something waits behind the task at work."""
+        return not self._tasks.empty()
+
     def close(self, last: Callable[[], None]) -> None:
         """Queue a last task and end the thread after it, without waiting."""
         self._tasks.put(last)
@@ -157,6 +161,6 @@ class WorkerPool:
 def _run_logged(task: Callable[[], None]) -> None:
     try:
         task()
-    except Exception:
+    except BaseException:
         # Tasks answer for their own failures; one that does not must not end the thread.
         _logger.exception("a model server task failed")

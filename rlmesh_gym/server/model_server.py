@@ -243,7 +243,7 @@ class ModelServer:
                 return
 
     def _in_background(self, target: Callable[..., None], *args: Any) -> None:
-        name = "rlmesh-gym model server"
+        name = "rlmesh_gym-model-server"
         threading.Thread(target=target, args=args, name=name, daemon=True).start()
 
 

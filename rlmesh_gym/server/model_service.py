@@ -41,8 +41,8 @@ class ModelService:
         self.setup: ModelRouteSetup | None = handler.route_setup()
         self.routes = RouteTable(max_adapters)
         self.order: EnvOrder[Exchange] = EnvOrder()
-        self.model_thread = ModelThread("rlmesh-gym model")
-        self.workers = WorkerPool("rlmesh-gym model worker")
+        self.model_thread = ModelThread("rlmesh_gym-model")
+        self.workers = WorkerPool("rlmesh_gym-model-worker")
         self.last_activity = time.monotonic()
         self._lock = threading.Lock()
         self._in_flight = 0
@@ -85,7 +85,7 @@ class ModelService:
                 response.held_episodes = min(max(int(held.episodes), 0), _UINT32_MAX)
                 if held.nbytes is not None:
                     response.held_state_bytes = min(max(int(held.nbytes), 0), _UINT64_MAX)
-        except Exception:
+        except BaseException:
             # Telemetry must not fail a prediction that went well.
             _logger.exception("held_state or take_adapter_ns failed")
 
@@ -156,7 +156,7 @@ class ModelService:
     def _close_handler(self) -> None:
         try:
             self.handler.on_close()
-        except Exception:
+        except BaseException:
             _logger.exception("%r failed to close", self.handler)
 
     def abandon(self) -> None:

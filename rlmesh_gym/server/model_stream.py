@@ -55,8 +55,8 @@ class ModelStream:
         self.service = service
         self.ended = False
         self._requests = requests
-        self._token = f"stream {id(self)}"
-        self._sessions = {self._token}
+        self._token = object()
+        self._sessions: set[object] = {self._token}
         self._outbox: SimpleQueue[interaction_pb2.JoinResponse | Error | None] = SimpleQueue()
         self._changed = threading.Condition()
         self._in_work = 0
@@ -66,7 +66,7 @@ class ModelStream:
         """Serve until the client closes or is lost; gives the answers as they become ready."""
         if not self.service.add_stream(self):
             raise Refused("UNAVAILABLE", "the model server is stopping")
-        threading.Thread(target=self._read, name="rlmesh-gym model reader", daemon=True).start()
+        threading.Thread(target=self._read, name="rlmesh_gym-model-reader", daemon=True).start()
         try:
             while (response := self._outbox.get()) is not None:
                 if isinstance(response, Error):
@@ -92,7 +92,7 @@ class ModelStream:
             if self._in_work == 0:
                 self._outbox.put(None)
 
-    def owner(self, context: interaction_pb2.AdapterContext) -> str:
+    def owner(self, context: interaction_pb2.AdapterContext) -> object:
         """Name the session of a request: the client's name for it, or else this stream."""
         if not context.session_id:
             return self._token
