@@ -93,7 +93,7 @@ def encode_env_spec(
         CodecError: The metadata has none.
     """
     message = env_contract_pb2.EnvSpec(
-        id=env_id,
+        id=_unicode(env_id, "env_id"),
         action_space=encode_space(single_action_space, "action_space"),
         metadata=encode_meta_map(metadata or {}, "metadata"),
     )
@@ -139,7 +139,7 @@ def encode_contract(contract: EnvContract) -> env_contract_pb2.EnvContract:
             contract.metadata,
         ),
         num_envs=contract.num_envs,
-        render_mode=contract.render_mode or "",
+        render_mode=_unicode(contract.render_mode or "", "render_mode"),
         autoreset_mode=_WIRE_MODES[contract.autoreset_mode],
     )
 
@@ -185,6 +185,14 @@ def _decode_mode(number: int, text: object) -> AutoresetMode:
         raise CodecError(f"{number} is not an autoreset mode", path="autoreset_mode")
     named = [mode for mode in AutoresetMode if mode.value == text]
     return named[0] if named else AutoresetMode.DISABLED
+
+
+def _unicode(text: str, path: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CodecError(f"not Unicode text: {error}", path=path) from None
+    return text
 
 
 def _row_bytes(space: spaces.Space[Any]) -> int:

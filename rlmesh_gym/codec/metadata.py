@@ -75,7 +75,7 @@ def decode_meta_value(message: meta_pb2.MetaValue, path: str = "$") -> Any:
 def _write(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
     write = _WRITERS.get(type(value))
     if write is None:
-        write = _writer(value, path)
+        write = _writer(value)
     write(value, out, path, depth)
 
 
@@ -121,14 +121,14 @@ def _write_list(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> N
 
 
 def _write_array(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+    _check_depth(path, depth)  # an object array without axes may hold itself
     kind = value.dtype.kind
     if kind == "M":
         value = value.astype(str)
     elif kind == "f":
         value = value.astype(np.float64)  # longdouble has no Python type
     elif kind == "m":
-        raise CodecError("timedelta64 has no form on the wire; give a number", path=path)
-    # One level deeper: an object array of no axes may hold itself.
+        _refuse(value, out, path, depth)
     _write(value.tolist(), out, path, depth + 1)
 
 
@@ -185,6 +185,13 @@ def _write_date(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> N
     out.text = value.isoformat()
 
 
+def _refuse(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
+    message = f"a {type(value).__name__} has no form on the wire"
+    if isinstance(value, (np.ndarray, np.generic)):
+        message = f"dtype {value.dtype} has no form on the wire"
+    raise CodecError(message, path=path)
+
+
 def _write_via_list(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
     _check_depth(path, depth)  # a tolist that returns its own object must end somewhere
     try:
@@ -214,6 +221,7 @@ _WRITERS: dict[type, _Writer] = {
 _KINDS: tuple[tuple[type | tuple[type, ...], _Writer], ...] = (
     (np.bool_, _write_bool),
     (enum.Enum, _write_enum),  # before int and str: IntEnum, StrEnum
+    (np.timedelta64, _refuse),  # an np.integer, for numpy
     ((int, np.integer), _write_integer),
     ((float, np.floating, decimal.Decimal), _write_number),
     (str, _write_text),
@@ -229,7 +237,7 @@ _KINDS: tuple[tuple[type | tuple[type, ...], _Writer], ...] = (
 )
 
 
-def _writer(value: Any, path: str) -> _Writer:
+def _writer(value: Any) -> _Writer:
     """Find the writer of a value whose exact type is not in ``_WRITERS``."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _write_named_tuple
@@ -241,7 +249,7 @@ def _writer(value: Any, path: str) -> _Writer:
             return _write_dataclass
         if callable(getattr(value, "tolist", None)):
             return _write_via_list  # torch, jax, array.array, pandas
-    raise CodecError(f"a {type(value).__name__} has no form on the wire", path=path)
+    return _refuse
 
 
 # Reading.
