@@ -246,7 +246,7 @@ def test_a_model_that_raises_is_answered_and_asked_again() -> None:
     assert answers[3].user_ns > 0
 
 
-class Unprintable(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
         raise ValueError("not even this")
 
@@ -255,7 +255,7 @@ class Unprintable(Exception):
     "error",
     [
         SystemExit(3),
-        Unprintable(),
+        UnprintableError(),
         ValueError("x" * 100_000),
         ValueError("\ud800"),
         StopIteration(),
@@ -499,10 +499,10 @@ def test_responses_tell_times_and_held_state() -> None:
 def test_silent_handlers_leave_the_fields_unset() -> None:
     with service_of(EchoHandler()) as service:
         _, answer = exchange(service, resolve_request(), predict_request({"a": 1}))
-    for name in ("adapter_ns", "held_episodes", "held_state_bytes"):
-        assert not answer.HasField(name)
+    set_fields = {field.name for field, _ in answer.ListFields()}
+    assert not set_fields & {"adapter_ns", "held_episodes", "held_state_bytes"}
     for name in ("endpoint_total_ns", "decode_ns", "user_ns", "encode_ns", "queue_ns", "in_flight"):
-        assert answer.HasField(name)
+        assert name in set_fields
 
 
 def test_telemetry_that_fails_fails_no_prediction(caplog: pytest.LogCaptureFixture) -> None:
@@ -523,7 +523,12 @@ def test_observations_are_the_batch_space_of_the_env() -> None:
     request = predict_request({"a": 0, "b": 1})
     rows = codec.flatten_rows([space.sample() for _ in range(2)])
     request.predict.observation.CopyFrom(codec.encode(rows, 2))
-    with service_of(CallableHandler(lambda o: seen.append(o) or np.zeros((2, 2)))) as service:
+
+    def look(observation: Any) -> Any:
+        seen.append(observation)
+        return np.zeros((2, 2))
+
+    with service_of(CallableHandler(look)) as service:
         _, answer = exchange(service, resolve_request(observation_space=space), request)
     assert answer.HasField("predict"), answer.error.message
     assert seen[0] in batch_space(space, 2)
