@@ -192,6 +192,11 @@ class RemotePolicy:
         self.close()
 
     @property
+    def session(self) -> ModelSession:
+        """The session with the endpoint; a run over it sets up an adapter of its own."""
+        return self._adapter.session
+
+    @property
     def stats(self) -> PolicyStats:
         """Counts and times so far, a copy."""
         copied = dict(self._stats.milliseconds)

@@ -1,1 +1,49 @@
-"""Placeholder."""
+"""The run loop: one model in one environment, with its hooks, its telemetry and its report."""
+
+from __future__ import annotations
+
+from rlmesh_gym.runtime.calls import Cancellation
+from rlmesh_gym.runtime.driver import RuntimeDriver
+from rlmesh_gym.runtime.hooks import CompositeHooks, RuntimeHooks
+from rlmesh_gym.runtime.jsonl import JsonLinesRecorder
+from rlmesh_gym.runtime.local import LocalRuntimeEnv, LocalRuntimeModel
+from rlmesh_gym.runtime.progress import ProgressBar
+from rlmesh_gym.runtime.protocols import RuntimeEnv, RuntimeModel
+from rlmesh_gym.runtime.remote import RemoteRuntimeEnv, RemoteRuntimeModel
+from rlmesh_gym.runtime.report import (
+    Bottleneck,
+    EpisodeSummary,
+    RuntimeReport,
+    TelemetryRow,
+    TelemetrySnapshot,
+)
+from rlmesh_gym.runtime.run import run
+from rlmesh_gym.runtime.seeds import derive_seed, derive_seeds
+from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
+from rlmesh_gym.runtime.video import VideoRecorder
+
+__all__ = [
+    "Bottleneck",
+    "Cancellation",
+    "CompositeHooks",
+    "EpisodeSummary",
+    "JsonLinesRecorder",
+    "LocalRuntimeEnv",
+    "LocalRuntimeModel",
+    "ProgressBar",
+    "RemoteRuntimeEnv",
+    "RemoteRuntimeModel",
+    "RuntimeDriver",
+    "RuntimeEnv",
+    "RuntimeHooks",
+    "RuntimeLimits",
+    "RuntimeModel",
+    "RuntimeReport",
+    "RuntimeSessionSpec",
+    "TelemetryRow",
+    "TelemetrySnapshot",
+    "VideoRecorder",
+    "derive_seed",
+    "derive_seeds",
+    "run",
+]

@@ -6,9 +6,10 @@ Plain frozen dataclasses that turn into JSON and back. They know neither session
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from rlmesh_gym.runtime.records import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,19 +23,6 @@ __all__ = [
 ]
 
 Horizon = Literal["window", "session"]
-
-
-def _to_json(value: Any) -> Any:
-    # JSON has no NaN or infinities; the standard decoder reads these names back through float().
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, dict):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_json(item) for item in value]
-    if isinstance(value, bytes):
-        return value.hex()
-    return value
 
 
 def _known_fields(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +76,7 @@ class EpisodeSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict that ``json.dumps(..., allow_nan=False)`` takes."""
-        result: dict[str, Any] = _to_json(
+        result: dict[str, Any] = jsonable(
             {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         )
         return result
@@ -109,7 +97,7 @@ class TelemetryRow:
 
     Attributes:
         operation: ``"model.predict"``, ``"env.step"`` or ``"env.reset"``.
-        metric: Such as ``"rpc.total"``; the catalogue is :data:`rlmesh_gym.runtime.telemetry.METRICS`.
+        metric: Such as ``"rpc.total"``, from the catalogue ``telemetry.METRICS``.
         unit: ``"s"`` or ``"bytes"``.
         count: Samples seen over the horizon.
         avg: Mean over all samples seen.
@@ -226,7 +214,8 @@ class RuntimeReport:
         base_seed: Seed that the per-lane seeds derive from, None when unseeded.
         execution_horizon: Frames of a predicted chunk that are executed.
         episodes: Completed episodes ordered by ``(index, lane)``, then the interrupted ones.
-        total_steps: Lane steps that reached the env, also those of episodes that do not count.
+        total_steps: Lane steps of all these episodes; steps that a lane made while it waited for
+            the others, or to roll over to its next episode, are not among them.
         total_reward: Sum of all rewards of ``total_steps``.
         started_at: Seconds since the Unix epoch.
         duration: Seconds.
@@ -234,6 +223,7 @@ class RuntimeReport:
         error: Type and message of the failure, None otherwise.
         telemetry: Snapshot of the session horizon.
         bottleneck: What bound the run.
+        run_id: A UUIDv7, new in every run.
     """
 
     session_id: str
@@ -253,6 +243,7 @@ class RuntimeReport:
     error: str | None
     telemetry: TelemetrySnapshot
     bottleneck: Bottleneck
+    run_id: str = ""
 
     @property
     def completed_episodes(self) -> tuple[EpisodeSummary, ...]:
@@ -270,7 +261,7 @@ class RuntimeReport:
         data["episodes"] = [episode.to_dict() for episode in self.episodes]
         data["telemetry"] = self.telemetry.to_dict()
         data["bottleneck"] = self.bottleneck.to_dict()
-        result: dict[str, Any] = _to_json(data)
+        result: dict[str, Any] = jsonable(data)
         return result
 
     @classmethod

@@ -1,0 +1,349 @@
+"""RuntimeDriver: joins an environment and a model for one run, and sees it to its end.
+
+The loop itself stands in :mod:`rlmesh_gym.runtime.loop`. Here is what surrounds it: connecting,
+cancelling, letting go within bounds, and exactly one report on every way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import uuid6
+
+from rlmesh_gym.errors import ConfigurationError, Error
+from rlmesh_gym.runtime import events
+from rlmesh_gym.runtime.bottleneck import TimeShares
+from rlmesh_gym.runtime.calls import CancelledRunError, Waiter
+from rlmesh_gym.runtime.endpoint_lanes import EndpointLanes
+from rlmesh_gym.runtime.hooks import HookTable
+from rlmesh_gym.runtime.lane_book import LaneBook
+from rlmesh_gym.runtime.loop import RunLoop
+from rlmesh_gym.runtime.report import RuntimeReport
+from rlmesh_gym.runtime.telemetry import Telemetry, TelemetryTicker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rlmesh_gym.runtime.calls import EventLike
+    from rlmesh_gym.runtime.hooks import RuntimeHooks
+    from rlmesh_gym.runtime.protocols import ModelNeeds, RuntimeEnv, RuntimeModel
+    from rlmesh_gym.runtime.report import EpisodeSummary, TelemetrySnapshot
+    from rlmesh_gym.runtime.spec import RuntimeSessionSpec
+
+__all__ = ["RuntimeDriver"]
+
+logger = logging.getLogger(__name__)
+
+Reason = "str | Callable[[], str | None] | None"
+
+
+class RuntimeDriver:
+    """Runs a model in an environment: reset, then predict and step, until the spec is fulfilled.
+
+    The driver mints the episode ids, decides which lane needs a plan, replays chunks lane by lane
+    and keeps the book of episodes; what observations and actions hold it never looks at. It works
+    for any number of lanes and endpoints in all three autoreset modes.
+
+    Args:
+        spec: What to do.
+        env: The environment, or several endpoints of one environment; see
+            :mod:`rlmesh_gym.runtime.remote` and :mod:`rlmesh_gym.runtime.local`.
+        model: The model.
+        hooks: Who watches and transforms; one, several, or none.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from rlmesh_gym.runtime import LocalRuntimeEnv, LocalRuntimeModel, RuntimeSessionSpec
+        >>> envs = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+        >>> driver = RuntimeDriver(
+        ...     RuntimeSessionSpec(max_episodes=3, base_seed=7),
+        ...     LocalRuntimeEnv(envs),
+        ...     LocalRuntimeModel(lambda observations: (observations[:, 2] > 0).astype(int)),
+        ... )
+        >>> report = driver.run()
+        >>> len(report.episodes), report.stop_reason
+        (3, 'max_episodes')
+        >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        spec: RuntimeSessionSpec,
+        env: RuntimeEnv | Sequence[RuntimeEnv],
+        model: RuntimeModel,
+        hooks: RuntimeHooks | Sequence[RuntimeHooks] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.envs: tuple[RuntimeEnv, ...] = tuple(env) if isinstance(env, (list, tuple)) else (env,)  # type: ignore[assignment]
+        self.model = model
+        self.hooks = hooks
+
+    def run(
+        self,
+        cancellation: EventLike | None = None,
+        reason: str | Callable[[], str | None] | None = None,
+    ) -> RuntimeReport:
+        """Run to the end.
+
+        Every way out releases the model if it was set up and closes what the run opened, each
+        within ``limits.close_timeout``, then delivers one telemetry snapshot of the session and
+        ``session_ended`` or ``session_failed``.
+
+        Args:
+            cancellation: Ends the run when set, also while a call to a remote end hangs: a
+                :class:`~rlmesh_gym.runtime.calls.Cancellation` or a ``threading.Event``. A call
+                into this process is waited for.
+            reason: Why, for the report; asked for after the cancellation if it is callable. Else
+                the cancellation's own ``reason`` is taken.
+
+        Returns:
+            The report. A cancelled run returns one too, with the episodes it completed and, marked
+            ``interrupted``, those it cut off.
+
+        Raises:
+            ConfigurationError: The spec is wrong, or does not go with the endpoints.
+            Error: An end failed; the first error, whatever closing may add.
+            Exception: A transform, or an end in this process, raised; it comes through as it is.
+            KeyboardInterrupt: Comes through after the same orderly end.
+
+        Whatever is raised carries the report as its attribute ``report``.
+        """
+        return _Run(self.spec, self.envs, self.model, self.hooks).run(cancellation, reason)
+
+
+class _Run:
+    """One run of a driver, with all that it must let go of."""
+
+    def __init__(
+        self,
+        spec: RuntimeSessionSpec,
+        envs: Sequence[RuntimeEnv],
+        model: RuntimeModel,
+        hooks: RuntimeHooks | Sequence[RuntimeHooks] | None,
+    ) -> None:
+        self.spec = spec
+        self.envs = envs
+        self.model = model
+        self.run_id = str(uuid6.uuid7())
+        self.env_id = ""
+        self.hooks = HookTable(hooks, self._log_event)
+        self.telemetry = Telemetry(spec.session_id)
+        self.shares = TimeShares()
+        self.parts: list[EndpointLanes] = []
+        self.book: LaneBook | None = None
+        self.loop: RunLoop | None = None
+        self.ticker: TelemetryTicker | None = None
+        self.is_resolving = False
+        self.stop_reason = "failed"
+        self.started_at = time.time()
+        self.began = time.monotonic()
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        return self.spec.session_id, self.run_id, self.env_id
+
+    def _log_event(self, level: int, message: str) -> events.LogEvent:
+        return events.LogEvent(*self.identity, level=level, message=message)
+
+    def run(self, cancellation: EventLike | None, reason: Any) -> RuntimeReport:
+        failure: BaseException | None = None
+        with Waiter(cancellation) as waiter:
+            try:
+                self._play(waiter)
+            except CancelledRunError:
+                self.stop_reason = _cancel_text(cancellation, reason)
+            except BaseException as error:
+                failure = error
+        interrupted = self.loop.interrupt() if self.loop is not None else []
+        self._let_go()
+        report = self._report(failure, interrupted)
+        self.hooks.emit("on_telemetry", report.telemetry)
+        if failure is None:
+            ended = events.SessionEnded(*self.identity, stop_reason=self.stop_reason, report=report)
+            self.hooks.emit("session_ended", ended)
+            return report
+        self.hooks.emit(
+            "session_failed", events.SessionFailed(*self.identity, error=failure, report=report)
+        )
+        with contextlib.suppress(AttributeError):  # An exception with slots cannot carry it.
+            failure.report = report  # type: ignore[attr-defined]
+        raise failure
+
+    def _play(self, waiter: Waiter) -> None:
+        self.spec = spec = self.spec.validate()
+        waiter.check()
+        if spec.limits.telemetry_window > 0 and self.hooks.listens("on_telemetry"):
+            self.ticker = TelemetryTicker(
+                self.telemetry, spec.limits.telemetry_window, self._deliver_window
+            )
+            self.ticker.start()
+        self._connect(waiter)
+        book = LaneBook(spec, self._lane_endpoints(), self.env_id, self.shares)
+        self.book = book
+        needs = self._resolve(waiter)
+        self.loop = RunLoop(
+            spec,
+            self.parts,
+            self.model,
+            wants_history=needs.wants_history,
+            book=book,
+            hooks=self.hooks,
+            telemetry=self.telemetry,
+            shares=self.shares,
+            waiter=waiter,
+            identity=self.identity,
+        )
+        self._emit_started()
+        self.stop_reason = self.loop.run()
+
+    # Connecting
+
+    def _connect(self, waiter: Waiter) -> None:
+        first = 0
+        if not self.envs:
+            raise ConfigurationError("a run needs at least one env endpoint, got none")
+        for env in self.envs:
+            waiter.check()
+            env.connect(self.spec.limits)
+            contract = env.contract
+            self.env_id = self.env_id or contract.env_id
+            part = EndpointLanes(env, first, self.spec)
+            first += contract.num_envs
+            self.parts.append(part)
+            if self.hooks.listens("env_connected"):
+                connected = events.EnvConnected(
+                    *self.identity,
+                    endpoint=env.endpoint,
+                    lanes=tuple(part.lanes),
+                    autoreset_mode=part.mode.name,
+                    capabilities=dict(env.capabilities),
+                    contract=contract,
+                )
+                self.hooks.emit("env_connected", connected)
+        self._check_spaces()
+
+    def _check_spaces(self) -> None:
+        first = self.parts[0].env
+        for part in self.parts[1:]:
+            for name in ("single_observation_space", "single_action_space"):
+                expected, found = getattr(first.contract, name), getattr(part.env.contract, name)
+                if expected != found:
+                    message = (
+                        f"all endpoints of a run serve the same spaces: {name} is {expected} at "
+                        f"{first.endpoint} and {found} at {part.env.endpoint}"
+                    )
+                    raise ConfigurationError(message)
+
+    def _lane_endpoints(self) -> list[str]:
+        return [part.env.endpoint for part in self.parts for _ in part.lanes]
+
+    def _resolve(self, waiter: Waiter) -> ModelNeeds:
+        waiter.check()
+        spec = self.spec
+        self.model.connect(spec.limits)
+        self.is_resolving = True
+        # The route is new in every run: releasing it must not take another client's adapter away.
+        call = self.model.resolve(
+            self.parts[0].env, self.run_id, spec.session_id, spec.execution_horizon
+        )
+        needs = waiter.wait(call, spec.limits.model_resolve_timeout)
+        if self.hooks.listens("model_connected"):
+            connected = events.ModelConnected(
+                *self.identity,
+                endpoint=self.model.endpoint,
+                execution_horizon=spec.execution_horizon,
+                native_chunk=needs.native_chunk,
+                wants_history=needs.wants_history,
+            )
+            self.hooks.emit("model_connected", connected)
+        return needs
+
+    def _emit_started(self) -> None:
+        if not self.hooks.listens("session_started"):
+            return
+        spec = self.spec
+        started = events.SessionStarted(
+            *self.identity,
+            num_envs=len(self._lane_endpoints()),
+            autoreset_mode=self._mode(),
+            env_endpoints=self._env_endpoints(),
+            model_endpoint=self.model.endpoint,
+            base_seed=spec.base_seed,
+            execution_horizon=spec.execution_horizon,
+            max_episodes=spec.max_episodes,
+            max_steps=spec.max_steps,
+        )
+        self.hooks.emit("session_started", started)
+
+    def _mode(self) -> str:
+        return "+".join(dict.fromkeys(part.mode.name for part in self.parts))
+
+    def _env_endpoints(self) -> tuple[str, ...]:
+        return tuple(env.endpoint for env in self.envs)
+
+    # Letting go
+
+    def _deliver_window(self, snapshot: TelemetrySnapshot) -> None:
+        self.hooks.emit("on_telemetry", snapshot)
+
+    def _let_go(self) -> None:
+        timeout = self.spec.limits.close_timeout
+        if self.ticker is not None and not self.ticker.stop(timeout):
+            self.hooks.log(logging.WARNING, "an on_telemetry hook is still at work; left behind")
+        if self.is_resolving:
+            self._quietly("releasing the model", lambda: self._release(timeout))
+        self._quietly("closing the model", lambda: self.model.close(timeout))
+        for env in self.envs:
+            self._quietly(f"closing {env.endpoint}", lambda env=env: env.close(timeout))  # type: ignore[misc]
+
+    def _release(self, timeout: float) -> None:
+        self.model.release(self.stop_reason).result(timeout)
+
+    def _quietly(self, what: str, action: Callable[[], None]) -> None:
+        """Do one step of letting go; its failure is logged and never hides an earlier error."""
+        try:
+            action()
+        except Error as error:
+            self.hooks.log(logging.WARNING, f"{what} failed: {error}")
+        except Exception as error:
+            logger.exception("%s failed", what)
+            self.hooks.log(logging.WARNING, f"{what} failed: {type(error).__name__}: {error}")
+
+    # Reporting
+
+    def _report(
+        self, failure: BaseException | None, interrupted: list[EpisodeSummary]
+    ) -> RuntimeReport:
+        duration = time.monotonic() - self.began
+        completed = [] if self.loop is None else self.loop.episodes
+        book = self.book
+        return RuntimeReport(
+            session_id=self.spec.session_id,
+            run_id=self.run_id,
+            env_id=self.env_id,
+            num_envs=0 if book is None else book.num_lanes,
+            autoreset_mode=self._mode(),
+            env_endpoints=self._env_endpoints(),
+            model_endpoint=self.model.endpoint,
+            base_seed=self.spec.base_seed,
+            execution_horizon=self.spec.execution_horizon,
+            episodes=(*sorted(completed, key=lambda episode: episode.index), *interrupted),
+            total_steps=0 if book is None else book.total_steps,
+            total_reward=0.0 if book is None else book.total_reward,
+            started_at=self.started_at,
+            duration=duration,
+            stop_reason=self.stop_reason if failure is None else "failed",
+            error=None if failure is None else f"{type(failure).__name__}: {failure}",
+            telemetry=self.telemetry.session_snapshot(),
+            bottleneck=self.shares.bottleneck(duration),
+        )
+
+
+def _cancel_text(cancellation: EventLike | None, reason: Any) -> str:
+    text = reason() if callable(reason) else reason
+    if text is None:
+        text = getattr(cancellation, "reason", None)
+    return f"cancelled: {text}" if text and text != "cancelled" else "cancelled"

@@ -1,0 +1,354 @@
+"""A run's ends in this process: a Gymnasium environment, a handler or a plain function.
+
+Their calls run on the thread of the run and cannot be interrupted; a cancellation takes effect
+between them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rlmesh_gym.codec import EnvContract, EnvSpec
+from rlmesh_gym.errors import CodecError, ConfigurationError, ModelError, StateError
+from rlmesh_gym.runtime.calls import CompletedCall
+from rlmesh_gym.runtime.final_infos import final_info_of
+from rlmesh_gym.runtime.protocols import LOCAL, ModelNeeds, ResetReply, StepReply
+from rlmesh_gym.runtime.rows import RowFormat, Rows
+from rlmesh_gym.server.handler import (
+    CallableHandler,
+    HistoryFrame,
+    ModelHandler,
+    ModelObservation,
+    ModelRoute,
+    ResolveOptions,
+    RouteNeeds,
+    predict_frames,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import gymnasium
+    from numpy.typing import NDArray
+
+    from rlmesh_gym.runtime.protocols import Episode, HistoryRows, RuntimeEnv
+    from rlmesh_gym.runtime.spec import RuntimeLimits
+
+__all__ = ["LocalRuntimeEnv", "LocalRuntimeModel"]
+
+_UNNAMED = "UnknownEnv-v0"
+
+
+class LocalRuntimeEnv:
+    """A vector env of this process, :class:`~rlmesh_gym.RemoteVectorEnv` included.
+
+    It is not closed when the run is over.
+
+    Args:
+        envs: The vector env, wrapped or not; a single env is put into a vector of one lane.
+    """
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> None:
+        self.endpoint = LOCAL
+        self.envs: VectorEnv[Any, Any, Any]
+        if isinstance(envs, VectorEnv):
+            self.envs = envs
+        else:
+            env = envs
+            self.envs = SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.DISABLED)
+        single_spec = getattr(envs, "spec", None)
+        self._contract = EnvContract(
+            env_id=single_spec.id if single_spec is not None else _UNNAMED,
+            single_observation_space=self.envs.single_observation_space,
+            single_action_space=self.envs.single_action_space,
+            metadata=dict(self.envs.metadata or {}),
+            num_envs=self.envs.num_envs,
+            render_mode=self.envs.render_mode,
+            autoreset_mode=_mode_of(self.envs),
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.envs!r})"
+
+    @property
+    def contract(self) -> EnvContract:
+        """Spaces, lanes, autoreset mode."""
+        return self._contract
+
+    @property
+    def capabilities(self) -> Mapping[str, str]:
+        """None are announced in one process."""
+        return {}
+
+    @property
+    def has_lane_operations(self) -> bool:
+        """A vector env always steps all of its lanes."""
+        return False
+
+    @property
+    def has_partial_reset(self) -> bool:
+        """Whether ``reset_mask`` may be used."""
+        if self._contract.autoreset_mode is AutoresetMode.DISABLED:
+            return True
+        return isinstance(self.envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+
+    @property
+    def action_format(self) -> RowFormat:
+        """Format of the actions it takes."""
+        return self._action_format
+
+    @property
+    def observation_format(self) -> RowFormat:
+        """Format of the observations it gives."""
+        return self._observation_format
+
+    def connect(self, limits: RuntimeLimits) -> None:
+        """Compile the formats."""
+        del limits
+        self._action_format = RowFormat(self._contract.single_action_space)
+        self._observation_format = RowFormat(self._contract.single_observation_space)
+
+    def reset(
+        self,
+        *,
+        lanes: Sequence[int] | None,
+        seeds: Sequence[int] | None,
+        episode_ids: Sequence[str],
+        options: Mapping[str, Any] | None,
+    ) -> CompletedCall[ResetReply]:
+        """Reset all lanes, or some through ``reset_mask``."""
+        del episode_ids
+        began = time.perf_counter_ns()
+        given = None if options is None else dict(options)
+        num_envs = self.envs.num_envs
+        asked = range(num_envs) if lanes is None else lanes
+        if lanes is not None:
+            mask = np.zeros(num_envs, np.bool_)
+            mask[list(lanes)] = True
+            given = {**(given or {}), "reset_mask": mask}
+        seed: Any = None
+        if seeds is not None:
+            seed = [None] * num_envs
+            for lane, value in zip(asked, seeds, strict=True):
+                seed[lane] = value
+        observations, _ = self.envs.reset(seed=seed, options=given)
+        rows = self._observed(observations).take(asked)
+        return CompletedCall(ResetReply(rows), time.perf_counter_ns() - began)
+
+    def step(
+        self, actions: Rows, *, lanes: Sequence[int] | None, episode_ids: Sequence[str]
+    ) -> CompletedCall[StepReply]:
+        """Step all lanes."""
+        del lanes, episode_ids
+        batch = actions.batch()
+        num_rows = self.envs.num_envs
+        began = time.perf_counter_ns()
+        observations, rewards, terminations, truncations, infos = self.envs.step(batch)
+        elapsed = time.perf_counter_ns() - began
+
+        def final_info(row: int, episode_id: str) -> dict[str, Any]:
+            del episode_id
+            return final_info_of(infos, row, num_rows)
+
+        reply = StepReply(
+            observations=self._observed(observations),
+            rewards=np.asarray(rewards, np.float64),
+            terminations=np.asarray(terminations, np.bool_),
+            truncations=np.asarray(truncations, np.bool_),
+            final_info=final_info,
+        )
+        return CompletedCall(reply, elapsed)
+
+    def _observed(self, observations: Any) -> Rows:
+        num_rows = self.envs.num_envs
+        form = self._observation_format
+        leaves = form.codec.flatten(observations, num_rows)
+        if getattr(self.envs.unwrapped, "copy", None) is not True:
+            # Whoever says nothing of copies may write its next observation over this one.
+            leaves = [leaf.copy() for leaf in leaves]
+        return form.from_leaves(leaves, num_rows)
+
+    def render(self, lane: int, timeout: float | None) -> NDArray[np.uint8] | None:
+        """Fetch one lane's frame from ``render``."""
+        del timeout
+        if self.envs.render_mode is None:
+            return None
+        frames: Any = self.envs.render()
+        if not isinstance(frames, (tuple, list)) or len(frames) <= lane or frames[lane] is None:
+            return None
+        return np.asarray(frames[lane], np.uint8)
+
+    def close(self, timeout: float) -> None:
+        """Leave the env open: it belongs to whoever made it."""
+        del timeout
+
+
+def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    found = (envs.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
+    return found if isinstance(found, AutoresetMode) else AutoresetMode(found)
+
+
+class LocalRuntimeModel:
+    """A model of this process. It is not closed when the run is over.
+
+    Args:
+        model: A :class:`~rlmesh_gym.ModelHandler`, or a function from batched observations to
+            batched actions, both in Gymnasium's vector form. A function that returns
+            :class:`~rlmesh_gym.PredictFrames` gives chunks.
+    """
+
+    def __init__(self, model: ModelHandler | Callable[[Any], Any]) -> None:
+        self.endpoint = LOCAL
+        self.handler = model if isinstance(model, ModelHandler) else CallableHandler(model)
+        self._setup = self.handler.route_setup()
+        self._route: ModelRoute | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.handler!r})"
+
+    def connect(self, limits: RuntimeLimits) -> None:
+        """Do nothing: it is here."""
+        del limits
+
+    def resolve(
+        self, env: RuntimeEnv, route: str, session_id: str, execution_horizon: int
+    ) -> CompletedCall[ModelNeeds]:
+        """Set the environment up.
+
+        Raises:
+            ConfigurationError: The horizon is longer than the model's chunks.
+        """
+        del session_id
+        began = time.perf_counter_ns()
+        options = ResolveOptions(execution_horizon=execution_horizon, delivers_history=True)
+        needs = RouteNeeds()
+        contract = env.contract
+        spec = EnvSpec(
+            contract.env_id,
+            contract.single_observation_space,
+            contract.single_action_space,
+            contract.metadata,
+        )
+        if self._setup is not None:
+            needs = self._setup.resolve_adapter(route, spec, options) or needs
+        native = needs.native_chunk
+        if native is not None and execution_horizon > native:
+            message = (
+                f"execution_horizon {execution_horizon} is longer than the model's chunk of "
+                f"{native} frames; ask for at most {native}"
+            )
+            raise ConfigurationError(message)
+        self._route = ModelRoute(route, spec, options, needs)
+        self._action_format = env.action_format
+        answer = ModelNeeds(native_chunk=native, wants_history=needs.history is not None)
+        return CompletedCall(answer, time.perf_counter_ns() - began)
+
+    def predict(
+        self,
+        observations: Rows,
+        episodes: Sequence[Episode],
+        *,
+        history: Sequence[HistoryRows] = (),
+        step: int | None = None,
+    ) -> CompletedCall[list[Rows]]:
+        """Call the handler.
+
+        Raises:
+            ModelError: Its actions do not fit the action space.
+        """
+        route = self._resolved()
+        horizon = route.options.execution_horizon
+        observation = ModelObservation(
+            env_id=route.env_id,
+            observation=_own_batch(observations),
+            episode_ids=tuple(episode_id for episode_id, _ in episodes),
+            seeds=tuple(seed for _, seed in episodes),
+            execution_horizon=horizon,
+            history=tuple(_history_frame(rows) for rows in history),
+            step=step,
+            route=route,
+        )
+        began = time.perf_counter_ns()
+        result = predict_frames(self.handler, observation)
+        elapsed = time.perf_counter_ns() - began
+        batches = [*_frames_of(result), *result.replay][:horizon]
+        frames = [self._read(place, batch, observation) for place, batch in enumerate(batches)]
+        return CompletedCall(frames, elapsed)
+
+    def _resolved(self) -> ModelRoute:
+        if self._route is None:
+            raise StateError("the model was not set up for an environment: call resolve first")
+        return self._route
+
+    def _read(self, place: int, batch: Any, observation: ModelObservation) -> Rows:
+        num_rows = observation.num_envs
+        codec = self._action_format.codec
+        try:
+            leaves = codec.flatten(batch, num_rows)
+        except CodecError as error:
+            raise self._bad_answer(f"action frame {place}: {error}", observation) from error
+        for row, path, detail in codec.out_of_domain(leaves):
+            message = f"action frame {place}, row {row}: {path}: {detail}"
+            raise self._bad_answer(message, observation)
+        # Copied, since the handler may reuse its arrays while these wait for their turn.
+        return self._action_format.from_leaves([leaf.copy() for leaf in leaves], num_rows)
+
+    def _bad_answer(self, message: str, observation: ModelObservation) -> ModelError:
+        return ModelError(
+            f"predict: {message}",
+            endpoint=self.endpoint,
+            operation="predict",
+            code="INTERNAL",
+            env_id=observation.env_id,
+            episode_ids=observation.episode_ids,
+        )
+
+    def forget(self, episode_ids: Sequence[str]) -> CompletedCall[object]:
+        """Tell handler and set-up that episodes are over."""
+        began = time.perf_counter_ns()
+        route = self._resolved()
+        if self._setup is not None:
+            self._setup.reset_adapter(route.env_id, episode_ids)
+        self.handler.reset_adapter(route.env_id, episode_ids)
+        return CompletedCall(None, time.perf_counter_ns() - began)
+
+    def release(self, reason: str) -> CompletedCall[object]:
+        """Let the set-up drop the environment, and the handler its episodes."""
+        del reason
+        began = time.perf_counter_ns()
+        route, self._route = self._route, None
+        if route is not None:
+            if self._setup is not None:
+                self._setup.release_adapter(route.env_id)
+            self.handler.reset_adapter(route.env_id, ())
+        return CompletedCall(None, time.perf_counter_ns() - began)
+
+    def close(self, timeout: float) -> None:
+        """Leave the handler open: it belongs to whoever made it."""
+        del timeout
+
+
+def _frames_of(result: Any) -> list[Any]:
+    # A model that returns None predicted nothing, which the driver refuses by name.
+    return [] if result.actions is None else [result.actions]
+
+
+def _own_batch(rows: Rows) -> Any:
+    """Decode rows into arrays that the handler may do with as it likes."""
+    leaves = rows.leaves()
+    if rows.is_decoded:
+        leaves = [leaf.copy() for leaf in leaves]
+    return rows.form.codec.unflatten(leaves, rows.num_rows)
+
+
+def _history_frame(rows: HistoryRows) -> HistoryFrame:
+    return HistoryFrame(
+        step=rows.step,
+        observation=_own_batch(rows.observations),
+        episode_ids=tuple(episode_id for episode_id, _ in rows.episodes),
+        seeds=tuple(seed for _, seed in rows.episodes),
+    )

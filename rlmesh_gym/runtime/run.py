@@ -1,0 +1,165 @@
+"""``run``: the driver with everything defaulted, for whatever is at hand as env and as policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium.vector import VectorEnv
+
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.policy import RemotePolicy
+from rlmesh_gym.rpc import EnvSession, ModelSession
+from rlmesh_gym.runtime.driver import RuntimeDriver
+from rlmesh_gym.runtime.local import LocalRuntimeEnv, LocalRuntimeModel
+from rlmesh_gym.runtime.protocols import RuntimeEnv, RuntimeModel
+from rlmesh_gym.runtime.remote import RemoteRuntimeEnv, RemoteRuntimeModel
+from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
+from rlmesh_gym.server.handler import ModelHandler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rlmesh_gym.rpc import TLSConfig
+    from rlmesh_gym.runtime.calls import EventLike
+    from rlmesh_gym.runtime.hooks import RuntimeHooks
+    from rlmesh_gym.runtime.report import RuntimeReport
+
+__all__ = ["as_runtime_env", "as_runtime_model", "run"]
+
+
+def run(
+    env: Any,
+    policy: Any,
+    *,
+    episodes: int | None = None,
+    seed: int | None = None,
+    episode_seeds: Sequence[int] | None = None,
+    execution_horizon: int | None = None,
+    max_steps: int | None = None,
+    max_episode_steps: int | None = None,
+    max_episode_seconds: float | None = None,
+    session_id: str = DEFAULT_SESSION_ID,
+    reset_options: Mapping[str, Any] | None = None,
+    limits: RuntimeLimits | None = None,
+    hooks: RuntimeHooks | Sequence[RuntimeHooks] | None = None,
+    cancellation: EventLike | None = None,
+    reason: str | Callable[[], str | None] | None = None,
+    token: str | None = None,
+    tls: bool | Mapping[str, Any] | TLSConfig | None = None,
+) -> RuntimeReport:
+    """Evaluate a policy in an environment, either of them anywhere.
+
+    Exactly ``episodes`` episodes are reported, planned beforehand: episode ``k`` is number
+    ``k // num_envs`` of lane ``k % num_envs``, and a lane that has done its share waits. So short
+    episodes are not favoured over long ones, as they would be if the first ones to end were taken.
+
+    Args:
+        env: An address; several addresses of one environment, whose lanes become one run's; a
+            vector env or a single env of this process (which stays open); an open
+            :class:`~rlmesh_gym.rpc.EnvSession`; or any
+            :class:`~rlmesh_gym.runtime.protocols.RuntimeEnv`.
+        policy: An address; a :class:`~rlmesh_gym.RemotePolicy`, whose connection is used; a
+            :class:`~rlmesh_gym.ModelHandler`; a function from batched observations to batched
+            actions; an open :class:`~rlmesh_gym.rpc.ModelSession`; or any
+            :class:`~rlmesh_gym.runtime.protocols.RuntimeModel`.
+        episodes: How many to complete; may be left out with ``episode_seeds`` or ``max_steps``.
+        seed: Seeds of all lanes derive from it. The same seed, ``session_id`` and number of lanes
+            give the same episodes.
+        episode_seeds: One seed per episode, in place of ``seed``.
+        execution_horizon: Frames of each predicted chunk that are executed; None for 1, or what the
+            ``RemotePolicy`` was made with.
+        max_steps: Lane steps over all lanes after which the run ends.
+        max_episode_steps: Steps after which an episode is ended as truncated.
+        max_episode_seconds: Wall time after which an episode is ended as truncated.
+        session_id: Name of the session, part of the derivation of seeds.
+        reset_options: ``options`` of every reset.
+        limits: How long to wait for what.
+        hooks: Who watches and transforms.
+        cancellation: Ends the run when set; see :meth:`RuntimeDriver.run`.
+        reason: Why it was cancelled, for the report.
+        token: What endpoints at addresses ask for, else ``RLMESH_GYM_TOKEN``.
+        tls: How to encrypt connections to addresses.
+
+    Returns:
+        The report.
+
+    Raises:
+        ConfigurationError: Nothing says when to end, or arguments contradict each other.
+        Error: An end failed; see :meth:`RuntimeDriver.run`. The report is its attribute ``report``.
+    """
+    if episodes is None and episode_seeds is None and max_steps is None and cancellation is None:
+        message = "say when to end: episodes=, episode_seeds=, max_steps= or cancellation="
+        raise ConfigurationError(message)
+    if execution_horizon is None:
+        execution_horizon = policy.execution_horizon if isinstance(policy, RemotePolicy) else 1
+    spec = RuntimeSessionSpec(
+        max_episodes=episodes,
+        max_steps=max_steps,
+        max_episode_steps=max_episode_steps,
+        max_episode_seconds=max_episode_seconds,
+        base_seed=seed,
+        episode_seeds=None if episode_seeds is None else tuple(episode_seeds),
+        execution_horizon=execution_horizon,
+        session_id=session_id,
+        reset_options=reset_options,
+        limits=limits or RuntimeLimits(),
+    )
+    several = isinstance(env, (list, tuple))
+    envs = [as_runtime_env(one, token=token, tls=tls) for one in (env if several else [env])]
+    model = as_runtime_model(policy, token=token, tls=tls)
+    return RuntimeDriver(spec, envs, model, hooks).run(cancellation, reason)
+
+
+def as_runtime_env(
+    env: Any,
+    *,
+    token: str | None = None,
+    tls: bool | Mapping[str, Any] | TLSConfig | None = None,
+) -> RuntimeEnv:
+    """Return what the driver runs, for any env that :func:`run` takes.
+
+    Raises:
+        ConfigurationError: It is none of them.
+    """
+    if isinstance(env, str):
+        return RemoteRuntimeEnv(env, token=token, tls=tls)
+    if isinstance(env, EnvSession):
+        return RemoteRuntimeEnv(session=env)
+    if isinstance(env, (VectorEnv, gymnasium.Env)):
+        return LocalRuntimeEnv(env)
+    if isinstance(env, RuntimeEnv):
+        return env
+    message = (
+        "env must be an address, several addresses, a VectorEnv or an Env, got "
+        f"{type(env).__name__}"
+    )
+    raise ConfigurationError(message)
+
+
+def as_runtime_model(
+    policy: Any,
+    *,
+    token: str | None = None,
+    tls: bool | Mapping[str, Any] | TLSConfig | None = None,
+) -> RuntimeModel:
+    """Return what the driver runs, for any policy that :func:`run` takes.
+
+    Raises:
+        ConfigurationError: It is none of them.
+    """
+    if isinstance(policy, str):
+        return RemoteRuntimeModel(policy, token=token, tls=tls)
+    if isinstance(policy, RemotePolicy):
+        return RemoteRuntimeModel(session=policy.session)
+    if isinstance(policy, ModelSession):
+        return RemoteRuntimeModel(session=policy)
+    if isinstance(policy, RuntimeModel):
+        return policy
+    if isinstance(policy, ModelHandler) or callable(policy):
+        return LocalRuntimeModel(policy)
+    message = (
+        "policy must be an address, a RemotePolicy, a ModelHandler or a function, got "
+        f"{type(policy).__name__}"
+    )
+    raise ConfigurationError(message)

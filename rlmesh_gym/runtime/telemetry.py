@@ -1,0 +1,276 @@
+"""How long every call took and how much it carried, over the last window and the whole run.
+
+Memory is bounded: each metric keeps a fixed-size random sample. A ticker thread takes the window
+snapshots, so they also come while a call hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from rlmesh_gym.runtime.report import TelemetryRow, TelemetrySnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "ENV_RESET",
+    "ENV_STEP",
+    "METRICS",
+    "MODEL_PREDICT",
+    "OPERATIONS",
+    "CallTiming",
+    "Metric",
+    "Reservoir",
+    "Telemetry",
+    "TelemetryTicker",
+    "nearest_rank",
+]
+
+logger = logging.getLogger(__name__)
+
+MODEL_PREDICT = "model.predict"
+ENV_STEP = "env.step"
+ENV_RESET = "env.reset"
+OPERATIONS = (MODEL_PREDICT, ENV_STEP, ENV_RESET)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One thing that is measured of every call.
+
+    Attributes:
+        name: Such as ``"rpc.total"``.
+        unit: ``"s"`` or ``"bytes"``.
+        meaning: One line for people.
+    """
+
+    name: str
+    unit: Literal["s", "bytes"]
+    meaning: str
+
+
+METRICS = (
+    Metric("rpc.total", "s", "from sending the request to holding the answer"),
+    Metric("endpoint.total", "s", "what the endpoint says it spent on the request"),
+    Metric("endpoint.queue", "s", "waiting at the endpoint before work began"),
+    Metric("endpoint.decode", "s", "the endpoint reading the request"),
+    Metric("endpoint.user", "s", "the environment's or the model's own code"),
+    Metric("endpoint.encode", "s", "the endpoint writing the answer"),
+    Metric("endpoint.lane_skew", "s", "the first lane waiting for the last one"),
+    Metric("endpoint.adapter", "s", "the model's observation and action adapters"),
+    Metric("request.bytes", "bytes", "encoded size of the request"),
+    Metric("response.bytes", "bytes", "encoded size of the answer"),
+)
+"""Every metric, in the order of :class:`CallTiming` and of a snapshot's rows."""
+
+
+class CallTiming(NamedTuple):
+    """One finished call, in nanoseconds and bytes; None for what was not measured.
+
+    The fields follow :data:`METRICS`.
+    """
+
+    rpc_ns: int
+    endpoint_ns: int | None = None
+    queue_ns: int | None = None
+    decode_ns: int | None = None
+    user_ns: int | None = None
+    encode_ns: int | None = None
+    lane_skew_ns: int | None = None
+    adapter_ns: int | None = None
+    request_bytes: int | None = None
+    response_bytes: int | None = None
+
+
+_SCALES = tuple(1e-9 if metric.unit == "s" else 1.0 for metric in METRICS)
+
+
+def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
+    """Return the nearest-rank percentile: the smallest sample with that part at or below it.
+
+    Args:
+        ordered: Ascending samples, not empty.
+        fraction: In ``(0, 1]``.
+    """
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
+
+
+class Reservoir:
+    """A uniform random sample of bounded size, with exact count and sum.
+
+    Args:
+        capacity: Samples kept at most.
+        rng: Source of the random choices.
+    """
+
+    __slots__ = ("_capacity", "_random", "count", "samples", "total")
+
+    def __init__(self, capacity: int, rng: random.Random) -> None:
+        self._capacity = capacity
+        self._random = rng.random
+        self.samples: list[float] = []
+        self.count = 0
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Take one sample in; every sample so far is kept with equal chance."""
+        self.count += 1
+        self.total += value
+        if self.count <= self._capacity:
+            self.samples.append(value)
+            return
+        place = int(self._random() * self.count)
+        if place < self._capacity:
+            self.samples[place] = value
+
+    def row(self, operation: str, metric: Metric) -> TelemetryRow:
+        """Summarise the samples, which must not be empty."""
+        ordered = sorted(self.samples)
+        return TelemetryRow(
+            operation=operation,
+            metric=metric.name,
+            unit=metric.unit,
+            count=self.count,
+            avg=self.total / self.count,
+            p50=nearest_rank(ordered, 0.50),
+            p95=nearest_rank(ordered, 0.95),
+            p99=nearest_rank(ordered, 0.99),
+            total=self.total,
+        )
+
+
+class _Horizon:
+    def __init__(self, capacity: int, rng: random.Random) -> None:
+        self.reservoirs = {
+            operation: tuple(Reservoir(capacity, rng) for _ in METRICS) for operation in OPERATIONS
+        }
+        self.began = time.monotonic()
+
+    def add(self, operation: str, timing: CallTiming) -> None:
+        for reservoir, scale, value in zip(
+            self.reservoirs[operation], _SCALES, timing, strict=True
+        ):
+            if value is not None:
+                reservoir.add(value * scale)
+
+    def rows(self) -> tuple[TelemetryRow, ...]:
+        return tuple(
+            reservoir.row(operation, metric)
+            for operation, reservoirs in self.reservoirs.items()
+            for metric, reservoir in zip(METRICS, reservoirs, strict=True)
+            if reservoir.count
+        )
+
+
+class Telemetry:
+    """Collects the samples of one run. Safe to read from another thread.
+
+    Args:
+        session_id: Name of the run, put on every snapshot.
+        window_capacity: Samples kept per metric of the window.
+        session_capacity: Samples kept per metric of the session.
+    """
+
+    def __init__(
+        self, session_id: str, *, window_capacity: int = 1024, session_capacity: int = 4096
+    ) -> None:
+        self._session_id = session_id
+        # Seeded, so that telemetry takes nothing from the user's generators.
+        self._rng = random.Random(0)  # noqa: S311 - sampling, not secrets
+        self._window_capacity = window_capacity
+        self._lock = threading.Lock()
+        self._window = _Horizon(window_capacity, self._rng)
+        self._session = _Horizon(session_capacity, self._rng)
+        self._pending: tuple[str, float] | None = None
+
+    def begin(self, operation: str) -> None:
+        """Note that a call of this operation is being waited for."""
+        self._pending = (operation, time.monotonic())
+
+    def end(self) -> None:
+        """Note that nothing is being waited for."""
+        self._pending = None
+
+    def record(self, operation: str, timing: CallTiming) -> None:
+        """Take in one finished call."""
+        with self._lock:
+            self._window.add(operation, timing)
+            self._session.add(operation, timing)
+
+    def window_snapshot(self) -> TelemetrySnapshot:
+        """Summarise the samples since the last window snapshot, and begin a new window."""
+        with self._lock:
+            window, self._window = self._window, _Horizon(self._window_capacity, self._rng)
+        return self._snapshot("window", window)
+
+    def session_snapshot(self) -> TelemetrySnapshot:
+        """Summarise all samples so far."""
+        with self._lock:
+            return self._snapshot("session", self._session)
+
+    def _snapshot(
+        self, horizon: Literal["window", "session"], samples: _Horizon
+    ) -> TelemetrySnapshot:
+        now = time.monotonic()
+        pending = self._pending
+        return TelemetrySnapshot(
+            horizon=horizon,
+            session_id=self._session_id,
+            rows=samples.rows(),
+            taken_at=time.time(),
+            duration=now - samples.began,
+            pending=None if pending is None else (pending[0], now - pending[1]),
+        )
+
+
+class TelemetryTicker:
+    """Calls ``deliver`` with a window snapshot every ``window`` seconds, on a thread of its own.
+
+    Args:
+        telemetry: Where the samples are.
+        window: Seconds between snapshots, above 0.
+        deliver: Takes each snapshot. What it raises is logged.
+    """
+
+    def __init__(
+        self, telemetry: Telemetry, window: float, deliver: Callable[[TelemetrySnapshot], None]
+    ) -> None:
+        self._telemetry = telemetry
+        self._window = window
+        self._deliver = deliver
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rlmesh-gym-telemetry", daemon=True)
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Stop ticking.
+
+        Args:
+            timeout: Seconds to wait for a delivery that is under way.
+
+        Returns:
+            Whether the thread has ended.
+        """
+        self._stop.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._window):
+            self._tick()
+
+    def _tick(self) -> None:
+        try:
+            self._deliver(self._telemetry.window_snapshot())
+        except Exception:
+            logger.exception("delivering a telemetry window failed")
