@@ -16,6 +16,7 @@ from rlmesh_gym.cli.options import (
     client_tls,
     positive_int,
 )
+from rlmesh_gym.env import RemoteVectorEnv
 from rlmesh_gym.runtime.tables import format_duration, text_table
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Measure each vector in turn and print a table."""
-    from rlmesh_gym.env import RemoteVectorEnv  # noqa: PLC0415 - gRPC is slow to import
-
     if options.address is None:
         env_id = options.env_id or "CartPole-v1"
         envs = RemoteVectorEnv(env_id=env_id, num_envs=options.num_envs)

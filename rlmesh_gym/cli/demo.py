@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from tqdm import tqdm
 
+import rlmesh_gym  # noqa: F401 - registers the id
 from rlmesh_gym.cli.demo_learner import PPO, Rollout
 from rlmesh_gym.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from rlmesh_gym.cli.options import positive_int
@@ -53,8 +54,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Train, compare, tell."""
-    import rlmesh_gym  # noqa: F401, PLC0415 - registers the id; gRPC is slow to import
-
     began = time.perf_counter()
     envs = gym.make_vec("rlmesh/Remote-v0", env_id="CartPole-v1", num_envs=_NUM_ENVS)
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.server import ModelHandler
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -73,8 +74,6 @@ def build_handler(found: Any, arguments: dict[str, Any]) -> Any:
     Raises:
         ConfigurationError: It cannot be called like that, or fails.
     """
-    from rlmesh_gym.server import ModelHandler  # noqa: PLC0415 - gRPC is slow to import
-
     is_instance = isinstance(found, ModelHandler)
     is_class = inspect.isclass(found)
     if is_instance or not (is_class or arguments or _needs_nothing(found)):

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "add_connection_options",
     "add_server_options",
     "keyword_arguments",
     "positive_int",
-    "terminate_as_interrupt",
 ]
 
 _TOKEN_HELP = "better given as RLMESH_GYM_TOKEN, since others see a command line"  # noqa: S105
@@ -129,16 +125,3 @@ def keyword_arguments(texts: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             result[name] = value
     return result
-
-
-@contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that containers stop cleanly too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Signals can be set in the main thread only.
-        return
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -16,13 +16,13 @@ from rlmesh_gym.cli.options import (
     positive_int,
 )
 from rlmesh_gym.errors import AuthenticationError, ProtocolError
+from rlmesh_gym.rpc import EnvSession, ModelSession
 from rlmesh_gym.runtime.records import jsonable
 from rlmesh_gym.runtime.tables import format_duration, one_line
 
 if TYPE_CHECKING:
     import argparse
 
-    from rlmesh_gym.rpc import EnvSession, ModelSession
 
 __all__ = ["configure", "execute"]
 
@@ -67,8 +67,6 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _open(options: argparse.Namespace) -> EnvSession | ModelSession:
-    from rlmesh_gym.rpc import EnvSession, ModelSession  # noqa: PLC0415 - gRPC is slow to import
-
     how: dict[str, Any] = {"token": options.token, "tls": client_tls(options)}
     how["timeouts"] = client_timeouts(options)
     try:
@@ -83,8 +81,6 @@ def _open(options: argparse.Namespace) -> EnvSession | ModelSession:
 
 
 def _facts(session: EnvSession | ModelSession) -> dict[str, Any]:
-    from rlmesh_gym.rpc import EnvSession  # noqa: PLC0415 - gRPC is slow to import
-
     facts: dict[str, Any] = {"endpoint": session.endpoint}
     if isinstance(session, EnvSession):
         contract = session.contract

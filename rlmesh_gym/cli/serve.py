@@ -14,9 +14,10 @@ from rlmesh_gym.cli.options import (
     keyword_arguments,
     positive_int,
     server_tls,
-    terminate_as_interrupt,
 )
+from rlmesh_gym.cli.signals import terminate_as_interrupt
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.server import EnvServer
 
 if TYPE_CHECKING:
     import argparse
@@ -89,8 +90,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from rlmesh_gym.server import EnvServer  # noqa: PLC0415 - gRPC is slow to import
-
     build = partial(
         build_env,
         options.env_id,

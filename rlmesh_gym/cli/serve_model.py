@@ -10,8 +10,9 @@ from rlmesh_gym.cli.options import (
     add_server_options,
     keyword_arguments,
     server_tls,
-    terminate_as_interrupt,
 )
+from rlmesh_gym.cli.signals import terminate_as_interrupt
+from rlmesh_gym.server import ModelServer
 
 if TYPE_CHECKING:
     import argparse
@@ -44,8 +45,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from rlmesh_gym.server import ModelServer  # noqa: PLC0415 - gRPC is slow to import
-
     handler = build_handler(load_object(options.object), keyword_arguments(options.kwargs))
     server = ModelServer(handler, options.address, token=options.token, tls=server_tls(options))
     with terminate_as_interrupt():

@@ -1,0 +1,249 @@
+"""``rlmesh-gym run``: evaluate a served policy on served environments, and report."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.cli.exit_codes import (
+    EXIT_DONE,
+    EXIT_ENV_UNREACHABLE,
+    EXIT_INTERRUPTED,
+    EXIT_MODEL_UNREACHABLE,
+)
+from rlmesh_gym.cli.options import (
+    add_connection_options,
+    client_timeouts,
+    client_tls,
+    positive_int,
+)
+from rlmesh_gym.cli.run_failure import explain
+from rlmesh_gym.cli.run_plan import RunPlan
+from rlmesh_gym.cli.signals import interrupt_cancels
+from rlmesh_gym.errors import ConfigurationError, Error, RemoteError
+from rlmesh_gym.rpc import EnvSession, ModelSession
+from rlmesh_gym.runtime.calls import Cancellation
+from rlmesh_gym.runtime.driver import RuntimeDriver
+from rlmesh_gym.runtime.episode_recorder import EpisodeRecorder
+from rlmesh_gym.runtime.progress import ProgressBar
+from rlmesh_gym.runtime.records import EPISODES_JSONL, EpisodeJournal
+from rlmesh_gym.runtime.remote import RemoteRuntimeEnv, RemoteRuntimeModel
+from rlmesh_gym.runtime.report import EpisodeSummary, RuntimeReport
+from rlmesh_gym.runtime.report_files import write_report
+from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
+from rlmesh_gym.runtime.tables import report_text, telemetry_text
+from rlmesh_gym.runtime.video import VideoRecorder
+
+if TYPE_CHECKING:
+    from rlmesh_gym.cli.run_plan import Remaining
+    from rlmesh_gym.runtime.hooks import RuntimeHooks
+
+__all__ = ["configure", "execute"]
+
+_EPILOG = """\
+The report directory gets report.html (one page that needs nothing else), report.json, episodes.csv,
+and episodes.jsonl, into which episodes go as they finish. A run that stopped, for whatever reason,
+goes on with --resume. With --seed, every episode has its own seed, the same for any number of lanes
+and endpoints; --shard plays a part of them, and 'rlmesh-gym merge' joins the parts.
+
+  rlmesh-gym run --env 127.0.0.1:5555 --model 127.0.0.1:6000 --episodes 100 --seed 7 --report out/
+  rlmesh-gym run --resume out/
+  rlmesh-gym run --env a:5555 --env b:5555 --model m:6000 --seed 7 --shard 1/2 --report part-1/
+
+Exit codes: 0 all episodes played, 1 failed, 2 wrong usage, 3 no env endpoint, 4 no model endpoint,
+5 environment and model do not fit, 130 interrupted. Once the run has begun, the report of what was
+done is written whatever the exit code.
+"""
+
+
+def _shard(text: str) -> tuple[int, int]:
+    first, separator, second = text.partition("/")
+    if separator and first.isdecimal() and second.isdecimal():
+        shard = int(first), int(second)
+        if 1 <= shard[0] <= shard[1]:
+            return shard
+    message = f"must be I/N with I from 1 to N, got {text!r}"
+    raise argparse.ArgumentTypeError(message)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options; those of the plan default to None, so that a resumed one shows."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "--env",
+        action="append",
+        metavar="ADDRESS",
+        help="env endpoint; may be repeated, all their lanes are played at once",
+    )
+    parser.add_argument("--model", metavar="ADDRESS", help="model endpoint")
+    parser.add_argument(
+        "--episodes", type=positive_int, metavar="N", help="to complete in all (default: 100)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="default: unseeded")
+    parser.add_argument(
+        "--horizon",
+        type=positive_int,
+        metavar="N",
+        help="actions of each predicted chunk to execute (default: 1)",
+    )
+    parser.add_argument(
+        "--max-episode-steps", type=positive_int, metavar="N", help="truncate episodes there"
+    )
+    parser.add_argument(
+        "--shard", type=_shard, metavar="I/N", help="play the I-th of N parts of the episodes"
+    )
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--report", metavar="DIRECTORY", help="where to write the report")
+    place.add_argument("--resume", metavar="DIRECTORY", help="go on with the run in there")
+    parser.add_argument(
+        "--video",
+        type=positive_int,
+        default=0,
+        metavar="N",
+        help="record the first N episodes of this session; the env must render rgb_array",
+    )
+    add_connection_options(parser)
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Both ends of the run, connected."""
+
+    envs: tuple[EnvSession, ...]
+    model: ModelSession
+
+    @property
+    def can_reset_lanes(self) -> bool:
+        """Whether every lane can begin its next episode by itself, and so with a seed."""
+        return all(env.has_partial_reset or env.contract.num_envs == 1 for env in self.envs)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Connect, play what is left, report."""
+    directory = Path(options.report or options.resume)
+    plan = _plan(options, directory)
+    how: dict[str, Any] = {
+        "token": options.token,
+        "tls": client_tls(options),
+        "timeouts": client_timeouts(options),
+    }
+    with ExitStack() as stack:
+        try:
+            envs = tuple(
+                stack.enter_context(EnvSession.open(address, **how)) for address in plan.env
+            )
+        except RemoteError as error:
+            return _tell(f"environment: {error}", EXIT_ENV_UNREACHABLE)
+        try:
+            model = stack.enter_context(ModelSession.open(plan.model, **how))
+        except RemoteError as error:
+            return _tell(f"model: {error}", EXIT_MODEL_UNREACHABLE)
+        return _play(plan, directory, options, _Ends(envs, model))
+
+
+def _plan(options: argparse.Namespace, directory: Path) -> RunPlan:
+    if options.report is not None and (directory / EPISODES_JSONL).exists():
+        message = (
+            f"{directory} holds the episodes of an earlier run; go on with it by "
+            f"--resume {directory}, or name a new directory"
+        )
+        raise ConfigurationError(message)
+    earlier = RunPlan.load(directory) if options.resume is not None else None
+    given = {
+        "env": None if options.env is None else tuple(options.env),
+        "model": options.model,
+        "episodes": options.episodes,
+        "seed": options.seed,
+        "horizon": options.horizon,
+        "max_episode_steps": options.max_episode_steps,
+        "shard": options.shard,
+    }
+    return RunPlan.from_options(given, earlier)
+
+
+def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _Ends) -> int:
+    with EpisodeJournal(directory) as journal:
+        plan.save(directory)
+        report, error = _drive(plan, journal, options, ends)
+        report = _with_earlier(report, journal)
+    page = write_report(report, directory)
+    print(f"\n{report_text(report)}\n\n{telemetry_text(report.telemetry)}\n\nreport: {page}")
+    if error is not None:
+        endpoints = [env.endpoint for env in ends.envs]
+        code, text = explain(error, plan.env, endpoints, ends.model.endpoint)
+        return _tell(text, code)
+    if report.stop_reason.startswith("cancelled"):
+        return _tell(f"interrupted; go on with --resume {directory}", EXIT_INTERRUPTED)
+    return EXIT_DONE
+
+
+def _drive(
+    plan: RunPlan, journal: EpisodeJournal, options: argparse.Namespace, ends: _Ends
+) -> tuple[RuntimeReport, Error | None]:
+    """Play what is left; return the report of this session, and the error that ended it."""
+    remaining = plan.remaining(journal.rows, per_episode=ends.can_reset_lanes)
+    if plan.seed is not None and not ends.can_reset_lanes:
+        text = "an endpoint cannot reset single lanes, so only each lane's first episode is seeded"
+        print(f"note: {text}", file=sys.stderr)
+    done = len(journal.rows)
+    if done:
+        print(f"{done:,} episodes are done, {len(remaining.indices):,} are left")
+    hooks: list[RuntimeHooks] = [EpisodeRecorder(journal, remaining.indices), ProgressBar()]
+    if options.video:
+        hooks.append(VideoRecorder(journal.directory / "videos", options.video))
+    driver = RuntimeDriver(
+        _spec(plan, remaining, options.timeout, done=done),
+        [RemoteRuntimeEnv(session=env) for env in ends.envs],
+        RemoteRuntimeModel(session=ends.model),
+        hooks,
+    )
+    cancellation = Cancellation()
+    try:
+        with interrupt_cancels(cancellation):
+            return driver.run(cancellation), None
+    except Error as error:
+        report: RuntimeReport | None = getattr(error, "report", None)
+        if report is None:
+            raise
+        return report, error
+
+
+def _spec(
+    plan: RunPlan, remaining: Remaining, timeout: float | None, *, done: int
+) -> RuntimeSessionSpec:
+    limits = RuntimeLimits()
+    if timeout is not None:
+        limits = RuntimeLimits(
+            env_reset_timeout=timeout,
+            env_step_timeout=timeout,
+            model_resolve_timeout=timeout,
+            model_predict_timeout=timeout,
+        )
+    is_first = remaining.seeds is not None or not done
+    return RuntimeSessionSpec(
+        max_episodes=len(remaining.indices),
+        max_episode_steps=plan.max_episode_steps,
+        base_seed=plan.seed if remaining.seeds is None else None,
+        episode_seeds=remaining.seeds,
+        execution_horizon=plan.horizon,
+        # Without seeds for each episode, a resumed run must not begin like the first one.
+        session_id=DEFAULT_SESSION_ID if is_first else f"resumed-{done}",
+        limits=limits,
+    )
+
+
+def _with_earlier(report: RuntimeReport, journal: EpisodeJournal) -> RuntimeReport:
+    """The report with the journal's episodes, of earlier sessions too, and those cut off now."""
+    done = sorted(map(EpisodeSummary.from_dict, journal.rows), key=lambda episode: episode.index)
+    cut_off = [episode for episode in report.episodes if episode.interrupted]
+    return dataclasses.replace(report, episodes=(*done, *cut_off))
+
+
+def _tell(text: str, code: int) -> int:
+    print(f"rlmesh-gym: {' '.join(text.split())}", file=sys.stderr)
+    return code

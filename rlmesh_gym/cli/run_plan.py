@@ -1,0 +1,138 @@
+"""What ``rlmesh-gym run`` was asked for, kept beside its results so that it can be resumed.
+
+It knows which episodes there are to play and which of them are done; it plays none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.runtime.records import remaining_seeds
+from rlmesh_gym.runtime.seeds import derive_seed
+from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["PLAN_JSON", "Remaining", "RunPlan"]
+
+PLAN_JSON = "run.json"
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What is left to play.
+
+    Attributes:
+        indices: Places in the plan of the episodes to play.
+        seeds: Their seeds, None without seeds for each episode.
+    """
+
+    indices: tuple[int, ...]
+    seeds: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One evaluation.
+
+    Attributes:
+        env: Addresses of the env endpoints.
+        model: Address of the model endpoint.
+        episodes: In the whole plan, over all shards.
+        seed: Every episode's seed derives from it and from the episode's place in the plan alone,
+            so neither the number of lanes nor the shard changes it; None for no seeds.
+        horizon: Frames of each chunk to execute.
+        max_episode_steps: Where to cut episodes, None for nowhere.
+        shard: ``(i, n)``: play every n-th episode from the i-th on, i from 1.
+    """
+
+    env: tuple[str, ...]
+    model: str
+    episodes: int = 100
+    seed: int | None = None
+    horizon: int = 1
+    max_episode_steps: int | None = None
+    shard: tuple[int, int] = (1, 1)
+
+    @classmethod
+    def from_options(cls, given: Mapping[str, Any], earlier: RunPlan | None) -> RunPlan:
+        """Combine what the command line says with an earlier run's plan, then the defaults.
+
+        Args:
+            given: Values by field name; None means that the command line does not say.
+            earlier: The plan of the run to resume.
+
+        Raises:
+            ConfigurationError: An endpoint is missing, or the seeds would change.
+        """
+        known = {} if earlier is None else dataclasses.asdict(earlier)
+        said = {name: value for name, value in given.items() if value is not None}
+        if earlier is not None:
+            for name in ("seed", "shard"):
+                if name in said and said[name] != known[name]:
+                    message = (
+                        f"--{name} cannot change in a resumed run: it was {known[name]}, "
+                        f"now {said[name]}; leave it out, or begin anew with --report"
+                    )
+                    raise ConfigurationError(message)
+        merged = {**known, **said}
+        for name in ("env", "model"):
+            if not merged.get(name):
+                message = f"--{name} ADDRESS is missing"
+                raise ConfigurationError(message)
+        plan = cls(**merged)
+        if plan.shard[1] > 1 and plan.seed is None:
+            message = "--shard needs --seed, or all shards would play the same unseeded episodes"
+            raise ConfigurationError(message)
+        return plan
+
+    def remaining(self, rows: Sequence[Mapping[str, Any]], *, per_episode: bool) -> Remaining:
+        """What ``rows``, the episodes that are done, leave to play.
+
+        Args:
+            rows: Of the journal.
+            per_episode: Whether the endpoints can be reset with a seed at each episode. If not,
+                episodes are counted instead.
+        """
+        part = range(self.shard[0] - 1, self.episodes, self.shard[1])
+        if self.seed is None or not per_episode:
+            done = sum(not row.get("interrupted") for row in rows)
+            return Remaining(tuple(part[done:]), None)
+        seeds = {derive_seed(self.seed, DEFAULT_SESSION_ID, index, 0): index for index in part}
+        left = remaining_seeds(list(seeds), rows)
+        return Remaining(tuple(seeds[seed] for seed in left), tuple(left))
+
+    def save(self, directory: Path) -> None:
+        """Write the plan into the report directory."""
+        path = directory / PLAN_JSON
+        try:
+            path.write_text(json.dumps(dataclasses.asdict(self), indent=1), encoding="utf-8")
+        except OSError as error:
+            message = f"cannot write {path}: {error.strerror or error}"
+            raise ConfigurationError(message) from error
+
+    @classmethod
+    def load(cls, directory: Path) -> RunPlan:
+        """Read the plan of a run to resume.
+
+        Raises:
+            ConfigurationError: The directory is of no such run.
+        """
+        path = directory / PLAN_JSON
+        try:
+            data = json.loads(path.read_bytes())
+            data["env"] = tuple(data["env"])
+            data["shard"] = tuple(data["shard"])
+            return cls(**data)
+        except FileNotFoundError:
+            message = f"{directory} holds no run to resume; begin one with --report {directory}"
+            raise ConfigurationError(message) from None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            message = f"{path} cannot be read as the plan of a run: {error}"
+            raise ConfigurationError(message) from error

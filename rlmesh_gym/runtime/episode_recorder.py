@@ -1,0 +1,46 @@
+"""The hook that puts every finished episode into a journal, at the moment it is finished."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.runtime.hooks import RuntimeHooks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlmesh_gym.runtime.events import EpisodeCompleted
+    from rlmesh_gym.runtime.records import EpisodeJournal
+
+__all__ = ["EpisodeRecorder"]
+
+
+class EpisodeRecorder(RuntimeHooks):
+    """Appends finished episodes to a journal; those that the end of the run cut off it leaves out.
+
+    Args:
+        journal: Open; it stays open.
+        indices: Of a run that plays a part of a larger plan: the place in that plan of each of its
+            own episodes. None keeps the run's own numbers.
+
+    Attributes:
+        errors: What the disk said to episodes that could not be written.
+    """
+
+    def __init__(self, journal: EpisodeJournal, indices: Sequence[int] | None = None) -> None:
+        self.journal = journal
+        self.errors: list[OSError] = []
+        self._indices = indices
+
+    def episode_completed(self, event: EpisodeCompleted) -> None:
+        """Write the episode down, unless it was interrupted."""
+        if event.episode.interrupted:
+            return
+        row: dict[str, Any] = event.episode.to_dict()
+        if self._indices is not None:
+            row["index"] = self._indices[event.episode.index]
+        try:
+            self.journal.append(row)
+        except OSError as error:
+            self.errors.append(error)
+            raise
