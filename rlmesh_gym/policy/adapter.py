@@ -53,7 +53,8 @@ class ModelAdapter:
     """One policy's adapter on a model endpoint.
 
     It is resolved before the first plan, and again after anything that may have cost it: a lost
-    connection, or an error that the server does not call recoverable. Resolving is idempotent.
+    connection, behind which another server may answer now, or an error that the server does not
+    call recoverable. Resolving is idempotent.
 
     A plan that fails leaves no half-known state behind. When the endpoint takes history, its
     episodes are forgotten there (a server may have taken in some of the rows), and the rows owed
@@ -105,16 +106,20 @@ class ModelAdapter:
         self._evictions: deque[tuple[Sequence[str], Pending[Any]]] = deque()
         self._unsent: list[str] = []  # Ended episodes that a broken connection kept from leaving.
 
-    def resolve(self) -> None:
+    def resolve(self, episode_ids: Sequence[str] = ()) -> None:
         """Set the model up for the env, if that is not done.
+
+        Args:
+            episode_ids: Episodes to name in an error.
 
         Raises:
             ModelError: The model refuses the env or the horizon.
             DeadlineError: No answer within ``timeouts.resolve``.
             UnavailableError: The connection was lost.
         """
-        if self._is_resolved:
+        if self._is_resolved and self.session.is_streaming:
             return
+        self._is_resolved = False
         try:
             pending = self.session.resolve_adapter(
                 self.env_id,
@@ -124,7 +129,7 @@ class ModelAdapter:
             )
             response = pending.result(self.session.timeouts.resolve)
         except RemoteError as error:
-            self._explain(error, ())
+            self._explain(error, episode_ids)
             raise
         self.native_chunk = response.native_chunk if response.HasField("native_chunk") else None
         if not response.HasField("history"):
@@ -157,8 +162,8 @@ class ModelAdapter:
             RemoteError: The connection was lost, or a needed :meth:`resolve` failed.
         """
         self._collect_evictions()
-        self.resolve()
         ids = [bounds.episode_ids[lane] for lane in lanes]
+        self.resolve(ids)
         whole = np.arange(len(lanes))
         apart = self.grouping in (RowGrouping.PROBING, RowGrouping.APART) and len(lanes) > 1
         groups = np.split(whole, len(whole)) if apart else [whole]

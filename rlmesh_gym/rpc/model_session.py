@@ -177,6 +177,12 @@ class ModelSession:
         return self._connection.is_closed
 
     @property
+    def is_streaming(self) -> bool:
+        """Whether the Join stream is open; if not, the next request may reach another server."""
+        stream = self._connection.stream
+        return stream is not None and stream.is_open
+
+    @property
     def takes_history(self) -> bool:
         """Whether the endpoint takes the observations of replayed steps."""
         return self.capabilities.get(OBSERVATION_HISTORY) == "true"
