@@ -6,7 +6,6 @@ It knows nothing of environments or models; what differs between the two stands 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import threading
 from collections import deque
@@ -56,6 +55,7 @@ class JoinStream:
         self._last_error: Any = None
         self._is_open = True
         self._is_closing = False
+        self._failure: Callable[[Pending[Any] | None], Error] = self._closed
         self._ended = threading.Event()
         call: Any = channel.stream_stream(
             method.path, request_serializer=None, response_deserializer=self._receive
@@ -95,9 +95,12 @@ class JoinStream:
             context: Kept on the pending.
             timeout: Seconds to wait while :data:`MAX_OUTSTANDING` requests are unanswered.
 
+        Returns:
+            The pending; where the stream has ended, it fails with what ended it.
+
         Raises:
             DeadlineError: Too many requests are unanswered.
-            Error: What ended the stream, where it has ended.
+            CodecError: The request is too large to be encoded.
         """
         request.request_id = request_id = str(next(self._ids))
         try:
@@ -152,7 +155,9 @@ class JoinStream:
     def _put(self, data: bytes, request_id: str, pending: Pending[Any]) -> bool:
         with self._lock:
             if not self._is_open:
-                raise copy.copy(self.error) if self.error else self._closed(pending)
+                # As if it had been sent just before the end, so that callers handle one way only.
+                pending.fail(self._failure(pending))
+                return True
             if not pending.lanes:
                 barriers = self._barriers
                 while barriers and barriers[0].done():
@@ -214,11 +219,13 @@ class JoinStream:
             self._is_open = False
             pendings = list(self._pendings.values())
             self._pendings.clear()
-            self.error = self._closed(None) if self._is_closing else make_error(None)
+            if not self._is_closing:
+                self._failure = make_error
+            self.error = self._failure(None)
             self._outbox.put(None)  # gRPC's sender thread waits there, also after the end.
             self._ended.set()
         for pending in pendings:
-            pending.fail(self._closed(pending) if self._is_closing else make_error(pending))
+            pending.fail(self._failure(pending))
 
     def _closed(self, pending: Pending[Any] | None) -> ClosedError:
         operation = pending.operation if pending else "session"
@@ -229,14 +236,16 @@ class JoinStream:
         return ProtocolError(f"{operation}: {text}", endpoint=self.endpoint, operation=operation)
 
     def _premature_end(self, pending: Pending[Any] | None) -> Error:
-        if pending is None and self._last_error is not None:
+        operation = pending.operation if pending else "session"
+        if self._last_error is not None:
             return UnavailableError(
-                f"the endpoint ended the session after its error: {self._last_error.message}",
+                f"{operation}: the endpoint ended the session after its error: "
+                f"{self._last_error.message}",
                 endpoint=self.endpoint,
-                operation="session",
+                operation=operation,
             )
         return premature_end(
             endpoint=self.endpoint,
-            operation=pending.operation if pending else "session",
+            operation=operation,
             request_bytes=pending.request_bytes if pending else 0,
         )

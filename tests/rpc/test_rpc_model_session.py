@@ -1,0 +1,168 @@
+"""Model sessions: contexts, ids, groups, errors."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rlmesh_gym._proto.model.v1 import interaction_pb2 as pb
+from rlmesh_gym.codec import encode_env_spec
+from rlmesh_gym.errors import ClosedError, ModelError, UnavailableError
+from rlmesh_gym.rpc import JoinPeer, ModelSession, model_error
+from tests.rpc.raw_endpoints import CONTRACT, OBSERVATION, model_host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAIT = 10.0
+SPEC = encode_env_spec(
+    CONTRACT.env_id, CONTRACT.single_observation_space, CONTRACT.single_action_space, {}
+)
+EPISODES: list[tuple[str, int | None]] = [("e1", 7), ("e2", None)]
+
+
+def test_every_request_arrives_whole() -> None:
+    seen: list[pb.JoinRequest] = []
+
+    def join(requests: Iterator[Any], peer: JoinPeer) -> Iterator[Any]:
+        for request in requests:
+            seen.append(request)
+            response = pb.JoinResponse(request_id=request.request_id)
+            getattr(response, request.WhichOneof("kind")).SetInParent()
+            yield response
+
+    with model_host(join) as address, ModelSession.open(address) as session:
+        session.resolve_adapter("env-1", SPEC, execution_horizon=8, delivers_history=True).result(
+            WAIT
+        )
+        frame = pb.ObservationHistoryFrame(step=3)
+        session.predict("env-1", OBSERVATION, EPISODES, history=[frame], step=4).result(WAIT)
+        session.predict("env-1", OBSERVATION, EPISODES).result(WAIT)
+        session.reset_adapter("env-1", ["e1"]).result(WAIT)
+        session.release_adapter("env-1", "over").result(WAIT)
+        session_id = session.session_id
+    resolve, first, second, reset, release = (
+        seen[0].resolve_adapter,
+        seen[1].predict,
+        seen[2].predict,
+        seen[3].reset_adapter,
+        seen[4].release_adapter,
+    )
+    assert resolve.env_spec == SPEC
+    assert (resolve.execution_horizon, resolve.delivers_history) == (8, True)
+    assert resolve.selected_workflow_edition == "2026.06"
+    assert first.observation == OBSERVATION
+    assert [(e.episode_id, e.seed, e.HasField("seed")) for e in first.episode_info] == [
+        ("e1", 7, True),
+        ("e2", 0, False),
+    ]
+    assert (first.step, first.HasField("step"), list(first.history)) == (4, True, [frame])
+    assert (second.HasField("step"), list(second.history)) == (False, [])
+    assert list(reset.episode_ids) == ["e1"]
+    assert release.reason == "over"
+    contexts = [resolve.context, first.context, second.context, reset.context, release.context]
+    assert {context.session_id for context in contexts} == {session_id}
+    assert {context.env_id for context in contexts} == {"env-1"}
+    assert len({context.request_id for context in contexts}) == len(contexts)
+    # Closing ends the stream without CloseParticipant, which would drop other clients' adapters.
+    assert len(seen) == len(contexts)
+
+
+def test_several_in_flight_and_answers_in_any_order() -> None:
+    def join(requests: Iterator[Any], peer: JoinPeer) -> Iterator[Any]:
+        held: list[pb.JoinRequest] = []
+        for request in requests:
+            held.append(request)
+            if len(held) == 3:
+                for one in reversed(held):
+                    response = pb.JoinResponse(request_id=one.request_id)
+                    response.predict.context.CopyFrom(one.predict.context)
+                    yield response
+
+    with model_host(join) as address, ModelSession.open(address) as session:
+        pendings = [session.predict(f"env-{i}", OBSERVATION, EPISODES) for i in range(3)]
+        for index, pending in enumerate(pendings):
+            answer = pending.result(WAIT)
+            assert answer.context.env_id == f"env-{index}"
+            assert answer.context.request_id == pending.context.request_id
+
+
+def test_group() -> None:
+    with model_host() as address, ModelSession.open(address) as session:
+        groups = [pb.PredictRequest() for _ in range(2)]
+        for index, group in enumerate(groups):
+            session.fill_predict(group, f"env-{index}", OBSERVATION, EPISODES)
+        results = session.grouped_predict(groups).result(WAIT).results
+        assert [result.response.context.env_id for result in results] == ["env-0", "env-1"]
+        assert not session.grouped_predict([]).result(WAIT).results
+
+
+def test_in_band_error() -> None:
+    def join(requests: Iterator[Any], peer: JoinPeer) -> Iterator[Any]:
+        for request in requests:
+            response = pb.JoinResponse(request_id=request.request_id)
+            response.error.code = pb.MODEL_ERROR_CODE_INTERNAL
+            response.error.message = "out of memory"
+            response.error.is_recoverable = True
+            yield response
+
+    with model_host(join) as address, ModelSession.open(address) as session:
+        with pytest.raises(ModelError, match="predict: the model answered INTERNAL: out of") as e:
+            session.predict("env-1", OBSERVATION, EPISODES).result(WAIT)
+        error = pickle.loads(pickle.dumps(e.value))
+        assert (error.code, error.is_recoverable) == ("INTERNAL", True)
+        assert (error.env_id, error.episode_ids) == ("env-1", ("e1", "e2"))
+        assert error.endpoint == address
+        with pytest.raises(ModelError):  # The stream is still there.
+            session.reset_adapter("env-1").result(WAIT)
+
+
+def test_error_of_a_later_edition() -> None:
+    message = pb.ModelError(message="?")
+    message.code = 99  # type: ignore[assignment]
+    assert model_error(message, endpoint="e", operation="predict").code == "UNKNOWN_99"
+
+
+def test_the_stream_is_opened_again() -> None:
+    joins = []
+
+    def join(requests: Iterator[Any], peer: JoinPeer) -> Iterator[Any]:
+        joins.append(1)
+        for request in requests:
+            if request.HasField("predict") and len(joins) == 1:
+                return
+            response = pb.JoinResponse(request_id=request.request_id)
+            getattr(response, request.WhichOneof("kind")).SetInParent()
+            yield response
+
+    with model_host(join) as address, ModelSession.open(address) as session:
+        with pytest.raises(UnavailableError, match="ended the session before it answered"):
+            session.predict("env-1", OBSERVATION, EPISODES).result(WAIT)
+        session.predict("env-1", OBSERVATION, EPISODES).result(WAIT)
+        session.close()
+        with pytest.raises(ClosedError):
+            session.predict("env-1", OBSERVATION, EPISODES)
+    assert len(joins) == 2
+
+
+def test_handshake_answers_while_a_model_is_at_work() -> None:
+    arrived, release = threading.Event(), threading.Event()
+
+    def join(requests: Iterator[Any], peer: JoinPeer) -> Iterator[Any]:
+        for request in requests:
+            arrived.set()
+            release.wait(WAIT)
+            response = pb.JoinResponse(request_id=request.request_id)
+            response.predict.SetInParent()
+            yield response
+
+    with model_host(join) as address, ModelSession.open(address) as session:
+        pending = session.predict("env-1", OBSERVATION, EPISODES)
+        assert arrived.wait(WAIT)
+        with ModelSession.open(address, timeouts={"connect": 0.5}) as second:
+            assert second.ping() < 0.5
+        release.set()
+        pending.result(WAIT)
