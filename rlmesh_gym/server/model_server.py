@@ -50,13 +50,16 @@ class ModelServer:
     Args:
         handler: A :class:`ModelHandler`, or a function ``observation -> actions`` on batched arrays
             in vector form.
-        address: ``host:port`` (port 0 for a free one), or ``unix:///path``.
+        address: Where to listen: ``"host:port"``, ``"tcp://host:port"``, a bare port,
+            ``"unix:///path"``, None for a free port of 127.0.0.1.
         token: Ask every client for it; else ``RLMESH_GYM_TOKEN``, else none.
         tls: Serve with this certificate.
         allow_remote_shutdown: Let clients stop the server; None reads
             ``RLMESH_ALLOW_REMOTE_SHUTDOWN``, which is off by default.
         idle_timeout: Stop after this many seconds without a request; None for never.
-        grace: Seconds that running predictions get when the server stops.
+        drain_timeout: Seconds that requests at work get after a remote shutdown.
+        close_timeout: Seconds that :meth:`stop` waits for a call of the handler at work. After that
+            the handler is closed when the call has ended.
         max_adapters: Bound on the environments resolved at the same time. When it is reached, those
             whose client is gone make room.
 
@@ -73,29 +76,28 @@ class ModelServer:
     def __init__(
         self,
         handler: ModelHandler | Callable[[Any], Any],
-        address: str = "127.0.0.1:0",
+        address: str | None = None,
         *,
         token: str | None = None,
         tls: TLSLike = None,
         allow_remote_shutdown: bool | None = None,
         idle_timeout: float | None = None,
-        grace: float = 5.0,
+        drain_timeout: float = 5.0,
+        close_timeout: float = 5.0,
         max_adapters: int = 1024,
     ) -> None:
         if idle_timeout is not None and idle_timeout <= 0:
-            message = f"idle_timeout is {idle_timeout}, expected seconds above 0, or None for never"
-            raise ConfigurationError(message)
-        if grace < 0:
-            raise ConfigurationError(f"grace is {grace}, expected seconds, at least 0")
+            raise ConfigurationError(f"idle_timeout must be above 0, got {idle_timeout}")
         if max_adapters < 1:
-            raise ConfigurationError(f"max_adapters is {max_adapters}, expected at least 1")
+            raise ConfigurationError(f"max_adapters must be at least 1, got {max_adapters}")
         if allow_remote_shutdown is None:
             given = os.environ.get(_SHUTDOWN_VARIABLE, "").lower()
             allow_remote_shutdown = given in ("1", "true")
         self.handler = _as_handler(handler)
         self._allow_remote_shutdown = allow_remote_shutdown
         self._idle_timeout = idle_timeout
-        self._grace = grace
+        self._drain_timeout = drain_timeout
+        self._close_timeout = close_timeout
         self._max_adapters = max_adapters
         self._host = GrpcHost(
             ModelServiceCallbacks(
@@ -112,14 +114,14 @@ class ModelServer:
 
     @property
     def address(self) -> str:
-        """Where clients find it, such as ``tcp://127.0.0.1:40123``.
+        """Where clients connect, ``tcp://host:port`` or ``unix:///path``.
 
         Raises:
-            StateError: The server has not been started; before that, port 0 has no number.
+            StateError: The server was not started.
         """
         address = self._host.address
         if address is None:
-            raise StateError("the model server has no address before start()")
+            raise StateError("the server has no address before start()")
         return address
 
     def start(self) -> str:
@@ -134,7 +136,7 @@ class ModelServer:
         """
         with self._lock:
             if self._stopping.is_set():
-                raise StateError("the model server was stopped; make a new one")
+                raise StateError("a server starts once, and this one was stopped; make a new one")
             if self._service is None:
                 service = ModelService(self.handler, max_adapters=self._max_adapters)
                 self._service = service
@@ -152,18 +154,21 @@ class ModelServer:
         """Start, and block until the server is stopped; an interrupt stops it."""
         self.start()
         try:
-            self._stopped.wait()
+            self.wait()
         finally:
             self.stop()
 
-    def stop(self, grace: float | None = None) -> None:
-        """Stop listening, let running predictions end, and close the handler. Idempotent.
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the server has stopped; return whether it has. A signal breaks the wait."""
+        return self._stopped.wait(timeout)
 
-        Waits for at most about ``grace`` seconds. A prediction that takes longer is cut off for its
-        client, and ``on_close`` follows when it returns.
+    def stop(self, drain: float = 0.0) -> None:
+        """Stop listening, end all streams and close the handler; may be called again.
+
+        A call of the handler that is at work is waited for, up to ``close_timeout`` seconds.
 
         Args:
-            grace: Seconds for running predictions; None for the constructor's.
+            drain: Seconds in which requests at work may still be answered.
         """
         with self._lock:
             first = not self._stopping.is_set()
@@ -173,7 +178,7 @@ class ModelServer:
             self._stopped.wait()
             return
         try:
-            self._shut(service, self._grace if grace is None else grace)
+            self._shut(service, drain)
         finally:
             self._stopped.set()
 
@@ -196,14 +201,13 @@ class ModelServer:
             state = "not started" if self._host.address is None else f"at {self._host.address}"
         return f"<ModelServer of {self.handler!r}, {state}>"
 
-    def _shut(self, service: ModelService | None, grace: float) -> None:
+    def _shut(self, service: ModelService | None, drain: float) -> None:
         if service is None:
             self.handler.on_close()
             return
-        deadline = time.monotonic() + grace
         service.drain()
-        self._host.stop(grace)
-        if not service.close(max(deadline - time.monotonic(), 0.0) + 0.5):
+        self._host.stop(drain)
+        if not service.close(self._close_timeout):
             _logger.warning("%r is still at work; it is closed when it returns", self.handler)
 
     def _join(
@@ -226,7 +230,7 @@ class ModelServer:
         reason = request.base.reason
         message = f"shutdown accepted: {reason}" if reason else "shutdown accepted"
         _logger.info("a client stops the model server: %s", reason or "no reason given")
-        self._in_background(self.stop)  # A call cannot wait for its own end.
+        self._in_background(self.stop, self._drain_timeout)  # A call cannot wait for its own end.
         base = handshake_pb2.ShutdownResponse(accepted=True, message=message)
         return service_pb2.ShutdownResponse(base=base)
 
