@@ -8,6 +8,8 @@
     ├── CodecError(ValueError)              a value or message that does not fit; has ``path``
     │   └── UnsupportedSpaceError(TypeError)    no wire form for this space or dtype
     ├── ActionError(ValueError)             an action batch of the wrong shape, dtype or domain
+    │   └── ActionTypeError(TypeError)          an action batch of the wrong type or dtype
+    ├── UnsupportedCallError(NotImplementedError)   what no contract can answer from afar
     ├── StateError(RuntimeError)            calls in the wrong order
     │   ├── ClosedError                     used after ``close()``
     │   ├── ResetNeededError                ``step`` on a lane that has no running episode
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActionError",
+    "ActionTypeError",
     "AuthenticationError",
     "AutoresetError",
     "ClosedError",
@@ -57,6 +60,7 @@ __all__ = [
     "SessionRefusedError",
     "StateError",
     "UnavailableError",
+    "UnsupportedCallError",
     "UnsupportedSpaceError",
 ]
 
@@ -108,6 +112,14 @@ class UnsupportedSpaceError(CodecError, TypeError):
 
 class ActionError(Error, ValueError):
     """An action batch that the action space does not admit; nothing was sent."""
+
+
+class ActionTypeError(ActionError, TypeError):
+    """Not a batch at all, or of a dtype that cannot be cast to the action space's."""
+
+
+class UnsupportedCallError(Error, NotImplementedError):
+    """The call needs the environment object itself, which lives at the endpoint."""
 
 
 class StateError(Error, RuntimeError):

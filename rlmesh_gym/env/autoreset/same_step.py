@@ -1,0 +1,57 @@
+"""SAME_STEP over an endpoint whose lanes the client resets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.env.autoreset.conversion import Conversion
+
+if TYPE_CHECKING:
+    from rlmesh_gym.codec import Leaves
+    from rlmesh_gym.env.batch import Batch
+    from rlmesh_gym.env.exchange import Exchange
+
+__all__ = ["SameStepByReset"]
+
+
+class SameStepByReset(Conversion):
+    """Ended lanes are reset right after the step that ended them.
+
+    Works over every mode: on a NEXT_STEP endpoint the reset cancels the pending one, on a SAME_STEP
+    endpoint only lanes that the client truncates need it.
+    """
+
+    def step(self, actions: Leaves, batch: Batch) -> Exchange:
+        """Step all lanes, then reset the ended ones."""
+        endpoint = self.endpoint
+        response = yield endpoint.send_step(actions)
+        reply = endpoint.read_step(response)
+        self.put_step(reply, batch)
+        done = endpoint.advance(reply)
+        if not done:
+            return self.rows(reply)
+        remotely = endpoint.mode is AutoresetMode.SAME_STEP
+        reset_already = [row for row in done if remotely and reply.ended_remotely[row]]
+        to_reset = [row for row in done if row not in reset_already]
+        final: dict[int, dict[str, Any]] = {}
+        for row in to_reset:
+            # Copies: the reset below overwrites the rows.
+            observation = batch.sample(endpoint.start + row)
+            final[row] = {"final_obs": observation, "final_info": reply.info(row)}
+            endpoint.record(row, reply, row, reply.info(row))
+        for row in reset_already:
+            endpoint.record(row, reply, row, reply.info(row).get("final_info", {}))
+        endpoint.begin(reset_already)
+        infos: dict[int, dict[str, Any]] = {}
+        if to_reset:
+            infos = yield from endpoint.reset_lanes(to_reset, batch)
+        rows: list[tuple[int, dict[str, Any]]] = []
+        for index in range(endpoint.num_envs):
+            if index in final:
+                rows.append((index, final[index]))
+                rows.append((index, infos.get(index, {})))
+            else:
+                rows.append((index, reply.info(index)))
+        return rows

@@ -1,0 +1,77 @@
+"""What one ``reset`` or ``step`` returns for every lane, filled in by the endpoints one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.codec import Leaves, SpaceCodec
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """Rows of all lanes of the vector.
+
+    Each call fills its own batch, so a reply that comes after its deadline writes where nobody
+    looks any more.
+
+    Args:
+        codec: Codec of the single observation space.
+        num_envs: Number of lanes.
+        leaves: Observation buffers to write into; new ones where None.
+
+    Attributes:
+        rewards: float64 ``(n,)``.
+        terminations: bool ``(n,)``.
+        truncations: bool ``(n,)``.
+    """
+
+    __slots__ = ("_codec", "_leaves", "num_envs", "rewards", "terminations", "truncations")
+
+    def __init__(self, codec: SpaceCodec, num_envs: int, leaves: Leaves | None = None) -> None:
+        self._codec = codec
+        self._leaves = leaves
+        self.num_envs = num_envs
+        self.rewards: NDArray[np.float64] = np.zeros(num_envs, dtype=np.float64)
+        self.terminations: NDArray[np.bool_] = np.zeros(num_envs, dtype=np.bool_)
+        self.truncations: NDArray[np.bool_] = np.zeros(num_envs, dtype=np.bool_)
+
+    @property
+    def leaves(self) -> Leaves:
+        """The observations; zeros and empty strings where no endpoint has written."""
+        if self._leaves is None:
+            self._leaves = self._codec.empty(self.num_envs)
+        return self._leaves
+
+    def put(self, value: SpaceValue, start: int, num_rows: int) -> None:
+        """Write the rows of a message over lanes ``start`` to ``start + num_rows``.
+
+        Raises:
+            CodecError: The message does not hold that many rows of the space.
+        """
+        if self._leaves is None and num_rows == self.num_envs:
+            # The only endpoint: its decoded arrays are the result, one copy in all.
+            self._leaves = self._codec.decode(value, num_rows)
+        else:
+            self._codec.decode_into(value, self.leaves, start, num_rows)
+
+    def put_rows(self, lanes: Sequence[int] | slice, rows: Leaves) -> None:
+        """Copy rows, one per lane, over some lanes."""
+        for leaf, part in zip(self.leaves, rows, strict=True):
+            leaf[lanes] = part
+
+    def take_rows(self, lanes: Sequence[int]) -> Leaves:
+        """Return copies of some lanes' rows."""
+        return [leaf[lanes] for leaf in self.leaves]
+
+    def sample(self, lane: int) -> Any:
+        """Return one lane's observation as its space has it, a copy."""
+        return self._codec.unflatten_row(self.leaves, lane)

@@ -1,0 +1,394 @@
+"""One endpoint of a vector: its session, its share of the lanes, and what was seen of them last.
+
+It speaks the wire's requests in the vector's terms and keeps the lane table. What to send when, for
+which autoreset mode, is decided in :mod:`rlmesh_gym.env.autoreset`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.env.infos import BatchedInfos, ConformanceLog, LaneInfos, read_infos
+from rlmesh_gym.env.last_observation import LastObservation
+from rlmesh_gym.errors import (
+    AutoresetError,
+    ConfigurationError,
+    ProtocolError,
+    ResetNeededError,
+    UnavailableError,
+)
+from rlmesh_gym.lanes import mint_episode_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from rlmesh_gym._proto.env.v1 import interaction_pb2
+    from rlmesh_gym._proto.spaces.v1 import meta_pb2, value_pb2
+    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.env.batch import Batch
+    from rlmesh_gym.lanes import EpisodeLog, LaneTable
+    from rlmesh_gym.rpc import EnvSession, Pending
+
+__all__ = ["Endpoint", "Resetting", "StepReply"]
+
+Resetting = Generator["Pending[Any]", Any, "dict[int, dict[str, Any]]"]
+"""A reset under way; returns the infos of the lanes that it reset, by env_index."""
+
+
+@dataclass(slots=True)
+class StepReply:
+    """One answered step, a row per lane that was asked for.
+
+    Attributes:
+        observation: Still encoded.
+        rewards: float64 ``(k,)``.
+        terminations: bool ``(k,)``.
+        truncations: bool ``(k,)``, the client's own limit included.
+        ended_remotely: bool ``(k,)``; lanes that the endpoint itself calls done.
+        infos: None when there are none.
+    """
+
+    observation: value_pb2.SpaceValue
+    rewards: NDArray[np.float64]
+    terminations: NDArray[np.bool_]
+    truncations: NDArray[np.bool_]
+    ended_remotely: NDArray[np.bool_]
+    infos: LaneInfos | BatchedInfos | None
+
+    def info(self, row: int) -> dict[str, Any]:
+        """Return one row's info, fresh; empty when there is none."""
+        return {} if self.infos is None else self.infos.row(row)
+
+
+class Endpoint:
+    """One endpoint and the lanes that it serves.
+
+    Args:
+        session: Open session; owned by this object.
+        start: First lane of the vector that it serves.
+        codec: Codec of the single observation space.
+        action_codec: Codec of the single action space.
+        table: The vector's lane table.
+        log: Where episodes that are over go.
+        max_episode_steps: Length at which the client truncates; None for no limit.
+
+    Attributes:
+        lanes: Its lanes, as the user numbers them.
+        rows: The same as a slice.
+        last: Last observation of each of them.
+        is_lost: It must be reset as a whole before anything else.
+        is_loss_told: The user has been told so by an error or by the flags of a step.
+    """
+
+    def __init__(
+        self,
+        session: EnvSession,
+        start: int,
+        *,
+        codec: SpaceCodec,
+        action_codec: SpaceCodec,
+        table: LaneTable,
+        log: EpisodeLog,
+        max_episode_steps: int | None = None,
+    ) -> None:
+        self.session = session
+        self.start = start
+        self.num_envs = session.contract.num_envs
+        self.lanes = range(start, start + self.num_envs)
+        self.rows = slice(start, start + self.num_envs)
+        self.mode = session.contract.autoreset_mode
+        self.codec = codec
+        self.action_codec = action_codec
+        self.table = table
+        self.log = log
+        self.max_episode_steps = max_episode_steps
+        self.last = LastObservation(codec, self.num_envs)
+        self.is_lost = False
+        self.is_loss_told = True
+        # The slot of one lane is the whole endpoint, so whole requests do for it.
+        self.can_reset_lanes = session.has_partial_reset or self.num_envs == 1
+        self.can_step_lanes = session.has_lane_operations or self.num_envs == 1
+        self._per_lane_infos = session.has_lane_operations and self.mode is AutoresetMode.DISABLED
+        self._terminal_codec = codec if self.mode is AutoresetMode.SAME_STEP else None
+        self._conformance = ConformanceLog(session.endpoint)
+        self.ended: NDArray[np.bool_] = table.ended[self.rows]
+        self.lengths: NDArray[np.int64] = table.lengths[self.rows]
+
+    @property
+    def address(self) -> str:
+        """The address, as messages name it."""
+        return self.session.endpoint
+
+    @property
+    def episode_ids(self) -> list[str]:
+        """Ids of the lanes' episodes."""
+        return self.table.episode_ids[self.rows]
+
+    # Steps
+
+    def send_step(
+        self, actions: Leaves, episode_ids: Sequence[str] | None = None
+    ) -> Pending[interaction_pb2.StepResponse]:
+        """Ask for a step of all lanes.
+
+        Args:
+            actions: One row per lane.
+            episode_ids: Ids to send; the table's where None.
+        """
+        value = self.action_codec.encode(actions, self.num_envs)
+        ids = self.table.episode_ids[self.rows] if episode_ids is None else episode_ids
+        try:
+            return self.session.step(value, episode_ids=ids)
+        except ResetNeededError as error:
+            raise self._gone("step", error) from error
+
+    def send_lane_step(
+        self, indices: Sequence[int], actions: Leaves
+    ) -> Pending[interaction_pb2.StepResponse]:
+        """Ask for a step of some lanes.
+
+        Args:
+            indices: Their env_indices.
+            actions: Rows of *all* lanes of the endpoint.
+        """
+        rows = [leaf[indices] for leaf in actions]
+        value = self.action_codec.encode(rows, len(indices))
+        ids = [self.table.episode_ids[self.start + index] for index in indices]
+        try:
+            return self.session.step(value, env_indices=indices, episode_ids=ids)
+        except ResetNeededError as error:
+            raise self._gone("step", error) from error
+
+    def _gone(self, operation: str, error: ResetNeededError) -> UnavailableError:
+        # The session ended between two calls; this is the first that notices.
+        return UnavailableError(str(error), endpoint=self.address, operation=operation)
+
+    def read_step(
+        self, response: interaction_pb2.StepResponse, indices: Sequence[int] | None = None
+    ) -> StepReply:
+        """Read a step's answer.
+
+        Args:
+            response: As it came.
+            indices: Lanes that were asked for; None for all.
+
+        Raises:
+            ProtocolError: Rewards, flags or lanes do not fit the request.
+        """
+        count = self.num_envs if indices is None else len(indices)
+        rewards = np.fromiter(response.rewards, dtype=np.float64)
+        terminations = np.frombuffer(response.terminated_mask, dtype=np.uint8) != 0
+        truncations = np.frombuffer(response.truncated_mask, dtype=np.uint8) != 0
+        if not len(rewards) == len(terminations) == len(truncations) == count:
+            raise ProtocolError(
+                f"step: expected {count} rewards and flags, got {len(rewards)} rewards, "
+                f"{len(terminations)} terminations, {len(truncations)} truncations",
+                endpoint=self.address,
+                operation="step",
+            )
+        if indices is not None and list(response.env_indices) not in ([], list(indices)):
+            raise ProtocolError(
+                f"step: asked for env_indices {list(indices)}, got {list(response.env_indices)}",
+                endpoint=self.address,
+                operation="step",
+            )
+        ended = terminations | truncations
+        if self.max_episode_steps is not None:
+            lengths = self.lengths if indices is None else self.lengths[indices]
+            truncations |= lengths + 1 >= self.max_episode_steps
+        infos = self._read_infos(response.infos, count)
+        return StepReply(response.observation, rewards, terminations, truncations, ended, infos)
+
+    def advance(self, reply: StepReply, indices: Sequence[int] | None = None) -> list[int]:
+        """Count a step in the table.
+
+        Args:
+            reply: What came.
+            indices: Lanes that were stepped, ascending; None for all.
+
+        Returns:
+            Rows *of the reply* whose episode is over.
+        """
+        where: Any = self.rows if indices is None else [self.start + index for index in indices]
+        self.table.advance(where, reply.rewards, reply.terminations, reply.truncations)
+        done = reply.terminations | reply.truncations
+        return np.flatnonzero(done).tolist() if done.any() else []
+
+    def record(self, index: int, reply: StepReply, row: int, final_info: dict[str, Any]) -> None:
+        """Write up the episode of one lane that ended by itself."""
+        self.log.append(
+            self.table.record(
+                self.start + index,
+                endpoint=self.address,
+                terminated=bool(reply.terminations[row]),
+                truncated=bool(reply.truncations[row]),
+                final_info=final_info,
+            )
+        )
+
+    # Resets
+
+    def new_ids(self, count: int) -> list[str]:
+        """Mint ids to send along with the request that begins the episodes."""
+        return [mint_episode_id() for _ in range(count)]
+
+    def begin(
+        self,
+        indices: Sequence[int],
+        seeds: Sequence[int | None] | None = None,
+        episode_ids: Sequence[str] | None = None,
+    ) -> None:
+        """Begin new episodes; running ones that have steps are recorded as interrupted."""
+        for index in indices:
+            if not self.ended[index] and self.lengths[index]:
+                self.interrupt(index)
+        self.table.begin([self.start + index for index in indices], seeds, episode_ids)
+
+    def interrupt(self, index: int) -> None:
+        """Record the running episode of one lane as cut off."""
+        lane = self.start + index
+        self.log.append(self.table.record(lane, endpoint=self.address, interrupted=True))
+
+    def reset_lanes(
+        self,
+        indices: Sequence[int],
+        batch: Batch,
+        seeds: Sequence[int | None] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Resetting:
+        """Reset some lanes, or all; their first observations go to the batch.
+
+        Args:
+            indices: Their env_indices, ascending.
+            batch: Only the rows of these lanes are written.
+            seeds: One per lane of ``indices``, None for lanes without.
+            options: For the environments.
+        """
+        seeds = [None] * len(indices) if seeds is None else seeds
+        seeded = [position for position, seed in enumerate(seeds) if seed is not None]
+        whole = len(indices) == self.num_envs
+        if whole and len(seeded) in (0, len(seeds)):
+            return (yield from self._reset_all(batch, seeds if seeded else (), options))
+        unseeded = [position for position, seed in enumerate(seeds) if seed is None]
+        parts = []
+        for positions in (seeded, unseeded):
+            if not positions:
+                continue
+            part = [indices[position] for position in positions]
+            part_seeds = [seeds[position] for position in positions]
+            ids = self.new_ids(len(part))
+            try:
+                pending = self.session.reset(
+                    seeds=[seed for seed in part_seeds if seed is not None],
+                    options=options,
+                    env_indices=part,
+                    episode_ids=ids,
+                )
+            except ResetNeededError as error:
+                raise self._gone("reset", error) from error
+            parts.append((part, part_seeds, ids, pending))
+        infos: dict[int, dict[str, Any]] = {}
+        failure: Exception | None = None
+        for part, part_seeds, ids, pending in parts:
+            try:
+                response = yield pending
+            except Exception as error:  # Raised below, after the other part.
+                failure = failure or error
+                continue
+            rows = self.codec.decode(response.observation, len(part))
+            batch.put_rows([self.start + index for index in part], rows)
+            self.begin(part, part_seeds, ids)
+            self.last.keep_rows(part, rows)
+            read = self._read_infos(response.infos, len(part))
+            if read is not None:
+                infos.update((index, read.row(row)) for row, index in enumerate(part))
+        if failure is not None:
+            raise failure
+        return infos
+
+    def reset_whole(
+        self, batch: Batch, seeds: Sequence[int], options: Mapping[str, Any] | None
+    ) -> Generator[Pending[Any], Any, LaneInfos | BatchedInfos | None]:
+        """Reset all lanes with one request; see ``reset_lanes``. Also heals a lost endpoint."""
+        ids = self.new_ids(self.num_envs)
+        response = yield self.session.reset(seeds=seeds, options=options, episode_ids=ids)
+        batch.put(response.observation, self.start, self.num_envs)
+        self.begin(range(self.num_envs), list(seeds) or None, ids)
+        self.last.keep(response.observation)
+        self.is_lost = False
+        self.is_loss_told = True
+        return self._read_infos(response.infos, self.num_envs)
+
+    def _reset_all(
+        self, batch: Batch, seeds: Sequence[int | None], options: Mapping[str, Any] | None
+    ) -> Resetting:
+        given = [seed for seed in seeds if seed is not None]
+        read = yield from self.reset_whole(batch, given, options)
+        if read is None:
+            return {}
+        return {index: read.row(index) for index in range(self.num_envs)}
+
+    def check_resettable(self, indices: Sequence[int], seeds: Sequence[int | None]) -> None:
+        """Check that ``reset_lanes`` can do it.
+
+        Raises:
+            AutoresetError: The endpoint cannot reset some lanes alone.
+            ConfigurationError: It cannot reset all lanes with seeds for some.
+            ResetNeededError: It must be reset as a whole first.
+        """
+        lanes = [self.start + index for index in indices]
+        whole = len(indices) == self.num_envs
+        if whole and sum(seed is not None for seed in seeds) in (0, len(seeds)):
+            return
+        if self.is_lost and not whole:
+            raise ResetNeededError(
+                f"reset: {self.address} was lost, so its lanes {list(self.lanes)} must be reset "
+                f"together; got {lanes}"
+            )
+        if self.can_reset_lanes:
+            return
+        if whole:
+            raise ConfigurationError(
+                f"reset: {self.address} cannot reset its lanes one by one (it lacks the "
+                "capabilities 'subset_step' and 'rlmesh_gym.partial_reset'), so they need seeds "
+                f"either all or none; got {list(seeds)} for the lanes {lanes}"
+            )
+        raise AutoresetError(
+            f"reset: {self.address} cannot reset some of its lanes alone (it lacks the "
+            "capabilities 'subset_step' and 'rlmesh_gym.partial_reset'); reset_mask must name all "
+            f"of its lanes {list(self.lanes)} or none, got {lanes}"
+        )
+
+    def _read_infos(self, message: meta_pb2.MetaMap, count: int) -> LaneInfos | BatchedInfos | None:
+        if not message.entries:
+            return None
+        return read_infos(
+            message,
+            count,
+            per_lane=self._per_lane_infos,
+            conformance=self._conformance,
+            observation_codec=self._terminal_codec,
+        )
+
+    # Losses
+
+    def lose(self) -> list[str]:
+        """Mark the endpoint as lost and end its episodes.
+
+        Returns:
+            Ids of the episodes that were cut off.
+        """
+        self.is_lost = True
+        running = [index for index in range(self.num_envs) if not self.ended[index]]
+        ids = [self.table.episode_ids[self.start + index] for index in running]
+        for index in running:
+            self.interrupt(index)
+        self.table.end(self.lanes)
+        return ids

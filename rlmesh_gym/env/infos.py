@@ -1,0 +1,348 @@
+"""Infos: from the two shapes that endpoints send to Gymnasium's one vector form.
+
+Lane endpoints send one dict per answered lane, vector endpoints send Gymnasium's batched dict with
+arrays as lists. :class:`LaneInfos` and :class:`BatchedInfos` read them; :func:`join` builds what
+the user sees. It knows nothing of autoreset modes beyond ``final_obs`` and ``final_info``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from rlmesh_gym._proto.spaces.v1 import value_pb2
+from rlmesh_gym.codec import decode_meta_map
+from rlmesh_gym.env.samples import read_sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from rlmesh_gym._proto.spaces.v1 import meta_pb2
+    from rlmesh_gym.codec import SpaceCodec
+
+__all__ = [
+    "CONFORMANCE_KEY",
+    "BatchedInfos",
+    "ConformanceLog",
+    "ConformanceWarning",
+    "Infos",
+    "LaneInfos",
+    "join",
+    "read_infos",
+]
+
+CONFORMANCE_KEY = "rlmesh.conformance.warning"
+"""Reserved info key under which a server tells what left its declared range."""
+
+FINAL_OBS = "final_obs"
+FINAL_INFO = "final_info"
+
+AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
+
+
+class ConformanceWarning(UserWarning):
+    """An observation or action left the range that its space declares."""
+
+
+class ConformanceLog:
+    """Turns a server's conformance notes into Python warnings, once per kind and path.
+
+    Args:
+        endpoint: Address, for the text.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._seen: set[tuple[str, str]] = set()
+
+    def take_from(self, info: dict[str, Any]) -> None:
+        """Remove the reserved key from ``info`` and warn about what it says."""
+        notes = info.pop(CONFORMANCE_KEY, None)
+        info.pop(f"_{CONFORMANCE_KEY}", None)
+        if notes is None:
+            return
+        for note in notes if isinstance(notes, list) else [notes]:
+            self._warn(note)
+
+    def _warn(self, note: Any) -> None:
+        if note is None:
+            return
+        if isinstance(note, list):  # One list per lane, as a batched dict holds them.
+            for item in note:
+                self._warn(item)
+            return
+        fields = note if isinstance(note, dict) else {"detail": note}
+        kind, path = str(fields.get("kind", "value")), str(fields.get("path", "$"))
+        if (kind, path) in self._seen:
+            return
+        self._seen.add((kind, path))
+        warnings.warn(
+            f"{self._endpoint}: {kind} at {path}: {fields.get('detail', 'out of its range')}",
+            ConformanceWarning,
+            stacklevel=2,
+        )
+
+
+class Infos(Protocol):
+    """Infos of the rows of one reply."""
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Return the info of one row as its lane's env gave it; fresh at every call."""
+        ...
+
+
+class LaneInfos:
+    """One dict per row.
+
+    Args:
+        rows: Decoded dicts, owned by this object.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Return the row's dict, lists of numbers as arrays."""
+        return {key: _lane_value(value) for key, value in self._rows[index].items()}
+
+
+class BatchedInfos:
+    """Gymnasium's batched dict, decoded: a list of ``num_rows`` values per key beside a mask.
+
+    Args:
+        infos: The dict, owned by this object.
+        num_rows: How many rows the reply has.
+    """
+
+    def __init__(self, infos: dict[str, Any], num_rows: int) -> None:
+        self._infos = infos
+        self._num_rows = num_rows
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Return the share of one row: the keys whose mask names it."""
+        return _share(self._infos, index, self._num_rows)
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the whole in Gymnasium's vector form."""
+        return _arrays(self._infos, self._num_rows)
+
+
+def read_infos(
+    message: meta_pb2.MetaMap,
+    num_rows: int,
+    *,
+    per_lane: bool,
+    conformance: ConformanceLog,
+    observation_codec: SpaceCodec | None = None,
+) -> LaneInfos | BatchedInfos:
+    """Read the infos of one reply.
+
+    Args:
+        message: As it came.
+        num_rows: How many rows the reply has.
+        per_lane: The endpoint is one of lanes; else one of a vector env.
+        conformance: Takes the reserved key.
+        observation_codec: Given where ``final_obs`` holds terminal observations (SAME_STEP).
+    """
+    infos = decode_meta_map(message)
+    conformance.take_from(infos)
+    if per_lane:
+        if num_rows == 1:
+            return LaneInfos([infos])
+        rows = infos.get(FINAL_INFO)
+        if isinstance(rows, list) and len(rows) == num_rows:
+            dicts = [row if isinstance(row, dict) else {} for row in rows]
+            for row in dicts:
+                conformance.take_from(row)
+            return LaneInfos(dicts)
+    if observation_codec is not None:
+        final = infos.get(FINAL_OBS)
+        if isinstance(final, list):
+            infos[FINAL_OBS] = [_terminal(item, observation_codec) for item in final]
+        if isinstance(infos.get(FINAL_INFO), dict):
+            conformance.take_from(infos[FINAL_INFO])
+    return BatchedInfos(infos, num_rows)
+
+
+def _terminal(item: Any, codec: SpaceCodec) -> Any:
+    """Return one lane's terminal observation as its space has it; None for lanes that go on."""
+    if item is None:
+        return None
+    if isinstance(item, bytes):
+        try:
+            value = value_pb2.SpaceValue.FromString(item)
+        except DecodeError:
+            pass  # A Text observation of another server may be bytes of its own.
+        else:
+            return codec.unflatten_row(codec.decode(value, 1), 0)
+    return read_sample(codec.space, item)
+
+
+def join(
+    rows: Iterable[tuple[int, dict[str, Any]]], num_envs: int, add_info: AddInfo
+) -> dict[str, Any]:
+    """Join lanes' infos in Gymnasium's vector form.
+
+    Args:
+        rows: ``(lane, info)`` in lane order; a lane may come several times.
+        num_envs: Number of lanes.
+        add_info: ``VectorEnv._add_info`` of the env that the user sees.
+
+    Returns:
+        A dict of arrays of length ``num_envs`` beside ``_key`` masks. A key whose values do not fit
+        one array is an object array.
+    """
+    infos: dict[str, Any] = {}
+    for lane, info in rows:
+        _merge(infos, info, lane, num_envs, add_info)
+    return infos
+
+
+def _merge(
+    infos: dict[str, Any], info: dict[str, Any], lane: int, num_envs: int, add_info: AddInfo
+) -> None:
+    for key, value in info.items():
+        present = infos.get(key)
+        nested = isinstance(value, dict) and key != FINAL_OBS
+        if nested and (present is None or isinstance(present, dict)):
+            child = {} if present is None else present
+            _merge(child, value, lane, num_envs, add_info)
+            infos[key] = child
+            _mark(infos, key, lane, num_envs)
+        elif nested or isinstance(present, dict):
+            _widen(infos, key, lane, value, num_envs)
+        else:
+            try:
+                add_info(infos, {key: value}, lane)
+            except (TypeError, ValueError, OverflowError):
+                _widen(infos, key, lane, value, num_envs)
+
+
+def _mark(infos: dict[str, Any], key: str, lane: int, num_envs: int) -> None:
+    mask = infos.get(f"_{key}")
+    if mask is None:
+        mask = infos[f"_{key}"] = np.zeros(num_envs, dtype=np.bool_)
+    mask[lane] = True
+
+
+def _widen(infos: dict[str, Any], key: str, lane: int, value: Any, num_envs: int) -> None:
+    """Turn ``infos[key]`` into an object array, since ``value`` does not fit what is there."""
+    present = infos[key]
+    if isinstance(present, np.ndarray) and present.dtype == object and present.ndim == 1:
+        present[lane] = value
+    else:
+        wide = np.full(num_envs, None, dtype=object)
+        mask = infos[f"_{key}"]
+        for other in np.flatnonzero(mask).tolist():
+            wide[other] = (
+                _share(present, other, num_envs)
+                if isinstance(present, dict)
+                else _plain(present[other])
+            )
+        wide[lane] = value
+        infos[key] = wide
+    _mark(infos, key, lane, num_envs)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _lane_value(value: Any) -> Any:
+    if isinstance(value, list):
+        array = _numbers(value)
+        return value if array is None else array
+    if isinstance(value, dict):
+        return {key: _lane_value(item) for key, item in value.items()}
+    return value
+
+
+_PLAIN_TYPES: dict[frozenset[type], type] = {
+    frozenset((int,)): np.int64,
+    frozenset((float,)): np.float64,
+    frozenset((bool,)): np.bool_,
+    frozenset((int, float)): np.float64,
+}
+
+
+def _numbers(values: list[Any]) -> NDArray[Any] | None:
+    """Return a rectangular list of numbers or bools as an array; None for any other list."""
+    if not values:
+        return np.zeros(0, dtype=np.float64)
+    types = frozenset(map(type, values))
+    dtype = _PLAIN_TYPES.get(types)
+    if dtype is not None:
+        return np.array(values, dtype=dtype)
+    if types != {list}:
+        return None
+    rows = [_numbers(value) for value in values]
+    first = rows[0]
+    if first is None:
+        return None
+    for row in rows:
+        if row is None or row.shape != first.shape or (row.dtype == bool) != (first.dtype == bool):
+            return None
+    return np.array(rows)
+
+
+def _objects(values: list[Any]) -> NDArray[Any]:
+    # Filled one by one: numpy would take lists of equal length for more axes.
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array
+
+
+def _is_mask(key: str, infos: dict[str, Any]) -> bool:
+    return key.startswith("_") and key[1:] in infos
+
+
+def _share(infos: dict[str, Any], row: int, num_rows: int) -> dict[str, Any]:
+    share: dict[str, Any] = {}
+    for key, value in infos.items():
+        if _is_mask(key, infos):
+            continue
+        mask = infos.get(f"_{key}")
+        if (
+            mask is not None
+            and not isinstance(mask, dict)
+            and len(mask) == num_rows
+            and not mask[row]
+        ):
+            continue
+        if isinstance(value, dict):
+            share[key] = _share(value, row, num_rows)
+        elif isinstance(value, np.ndarray):  # Already in vector form.
+            share[key] = _plain(value[row])
+        elif isinstance(value, list) and len(value) == num_rows:
+            share[key] = value[row] if key == FINAL_OBS else _lane_value(value[row])
+        else:
+            share[key] = _lane_value(value)
+    return share
+
+
+def _arrays(infos: dict[str, Any], num_rows: int) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    for key, value in infos.items():
+        if isinstance(value, dict):
+            arrays[key] = _arrays(value, num_rows)
+        elif isinstance(value, list) and len(value) == num_rows:
+            array = None if key == FINAL_OBS else _numbers(value)
+            arrays[key] = _objects(value) if array is None else array
+        else:
+            # Not per lane, as a vector env of its own kind may have it: every lane gets it.
+            plain = _numbers([value])
+            if plain is None:
+                arrays[key] = _objects([value] * num_rows)
+            else:
+                arrays[key] = np.repeat(plain, num_rows, axis=0)
+    for key in infos:
+        if f"_{key}" not in infos and not _is_mask(key, infos):
+            arrays[f"_{key}"] = np.ones(num_rows, dtype=np.bool_)
+    return arrays

@@ -1,0 +1,65 @@
+"""The last real observation of each lane of one endpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.codec import Leaves, SpaceCodec
+
+__all__ = ["LastObservation"]
+
+
+class LastObservation:
+    """Kept for lanes that a partial reset leaves alone and for lanes that are lost.
+
+    The newest message is only referenced and decoded when somebody asks, so that a plain step costs
+    nothing. What is kept is never handed out: callers copy.
+
+    Args:
+        codec: Codec of the single observation space.
+        num_envs: Lanes of the endpoint.
+
+    Attributes:
+        known: Lanes that have been observed at all, bool ``(n,)``.
+    """
+
+    __slots__ = ("_codec", "_message", "_num_envs", "_rows", "known")
+
+    def __init__(self, codec: SpaceCodec, num_envs: int) -> None:
+        self._codec = codec
+        self._num_envs = num_envs
+        self._message: SpaceValue | None = None
+        self._rows: Leaves | None = None
+        self.known: NDArray[np.bool_] = np.zeros(num_envs, dtype=np.bool_)
+
+    def keep(self, message: SpaceValue) -> None:
+        """Take the observation of all lanes."""
+        if self._message is None:
+            self.known[:] = True
+        self._message = message
+        self._rows = None
+
+    def keep_rows(self, lanes: Sequence[int], rows: Leaves) -> None:
+        """Take the observation of some lanes, one row each; copied."""
+        kept = self.rows()
+        for leaf, part in zip(kept, rows, strict=True):
+            leaf[lanes] = part
+        self.known[lanes] = True
+
+    def rows(self) -> Leaves:
+        """Return the rows of all lanes; zeros and empty strings for unknown ones. Do not change."""
+        if self._rows is None:
+            if self._message is None:
+                self._rows = self._codec.empty(self._num_envs)
+            else:
+                self._rows = self._codec.decode(self._message, self._num_envs)
+                self._message = None
+        return self._rows

@@ -1,0 +1,237 @@
+"""One remote environment as a plain ``gymnasium.Env``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.env.actions import ActionReader
+from rlmesh_gym.env.connect import connect
+from rlmesh_gym.env.frames import FrameReader
+from rlmesh_gym.env.hidden_token import without_token
+from rlmesh_gym.env.reset_arguments import expand_seeds
+from rlmesh_gym.env.sources import ConnectionOptions, EmbeddedSpec, find_sources
+from rlmesh_gym.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gymnasium.envs.registration import EnvSpec
+
+    from rlmesh_gym.env.endpoint import Endpoint
+    from rlmesh_gym.env.exchange import InfoRows
+    from rlmesh_gym.env.group import EndpointGroup
+    from rlmesh_gym.lanes import EpisodeLog, LanePhase
+    from rlmesh_gym.rpc import TimeoutsLike, TLSLike
+
+__all__ = ["RemoteEnv"]
+
+
+class RemoteEnv(gym.Env[Any, Any]):
+    """The only lane of an endpoint.
+
+    After an episode's end ``reset`` begins the next one, whatever the endpoint's autoreset mode.
+
+    Args:
+        address: The endpoint, such as ``"10.0.0.7:5555"`` or ``"unix:///run/env.sock"``.
+        env_id: Gymnasium id to serve from a child process, if no address is given. Without either,
+            the variable ``RLMESH_GYM_ADDRESS`` names the endpoint.
+        render_mode: Of an embedded endpoint what to make it with; else what the endpoint must have.
+        token: What the endpoint asks for. Better set ``RLMESH_GYM_TOKEN``: an argument is left out
+            of ``spec`` and of pickles, so that what is made from those needs the variable.
+        tls: True, a mapping or a ``TLSConfig`` for TLS.
+        timeouts: Seconds for all calls, a mapping or ``Timeouts``.
+        episodes_kept: How many records ``episodes`` keeps; None keeps all.
+        **env_kwargs: For ``gymnasium.make``, with ``env_id`` only.
+
+    Raises:
+        ConfigurationError: Arguments that cannot work, or an endpoint with several lanes.
+        UnavailableError: Nothing answers at the address.
+        ProtocolError: Something else does.
+    """
+
+    # For gymnasium.make, which looks at the class before there is an endpoint to ask.
+    metadata: dict[str, Any] = {  # noqa: RUF012 - Gymnasium's form
+        "render_modes": ["rgb_array"],
+        "render_fps": 30,
+    }
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        env_id: str | None = None,
+        render_mode: str | None = None,
+        token: str | None = None,
+        tls: TLSLike = None,
+        timeouts: TimeoutsLike = None,
+        episodes_kept: int | None = 1000,
+        **env_kwargs: Any,
+    ) -> None:
+        self._spec: EnvSpec | None = None
+        self._group: EndpointGroup | None = None
+        self._config = {
+            "address": address,
+            "env_id": env_id,
+            "render_mode": render_mode,
+            "tls": tls,
+            "timeouts": timeouts,
+            "episodes_kept": episodes_kept,
+            **env_kwargs,
+        }
+        options = ConnectionOptions.from_values(token, tls, timeouts)
+        embedded = None
+        if env_id is not None:
+            embedded = EmbeddedSpec(
+                env_id, autoreset_mode=None, render_mode=render_mode, env_kwargs=env_kwargs
+            )
+        sources = find_sources(
+            address=address,
+            addresses=None,
+            embedded=embedded,
+            env_kwargs=env_kwargs,
+            options=options,
+        )
+        if len(sources) != 1:
+            labels = ", ".join(source.label for source in sources)
+            raise ConfigurationError(
+                f"one environment takes one endpoint, got {labels}; use RemoteVectorEnv or "
+                "gymnasium.make_vec for several"
+            )
+        self._group = connect(
+            sources,
+            autoreset_mode=AutoresetMode.DISABLED,
+            timeouts=options.timeouts,
+            single=True,
+            render_mode=render_mode,
+            episodes_kept=episodes_kept,
+        )
+        contract = self._group.endpoints[0].session.contract
+        self.observation_space = contract.single_observation_space
+        self.action_space = contract.single_action_space
+        self.render_mode = contract.render_mode
+        self.metadata = {
+            **contract.metadata,
+            # What it can be made with again at the same endpoint.
+            "render_modes": [] if self.render_mode is None else [self.render_mode],
+        }
+        self.metadata.pop("autoreset_mode", None)
+        self._actions = ActionReader(self._group.action_codec, 1)
+        self._frames = FrameReader()
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; also connects anew after the endpoint was lost.
+
+        Args:
+            seed: For the environment.
+            options: For the environment.
+
+        Returns:
+            ``(observation, info)``, both fresh.
+
+        Raises:
+            DeadlineError: No answer within ``timeouts.reset``.
+            RemoteError: The environment or the way to it failed.
+        """
+        group = self._connected()
+        group.check_ready("reset")
+        seeds = expand_seeds(seed, 1)
+        super().reset(seed=seeds[0])
+        group.start_reset(seeds, None, None if options is None else dict(options))
+        batch, parts = group.finish(group.timeouts.reset)
+        return batch.sample(0), self._info(parts)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step once; a step is sent at most once, see ``RemoteVectorEnv.step``.
+
+        Args:
+            action: Member of ``action_space``.
+
+        Returns:
+            ``(observation, reward, terminated, truncated, info)``, with plain Python numbers.
+
+        Raises:
+            ActionError: An action that does not fit; nothing was sent.
+            ResetNeededError: The episode is over, or none was begun; nothing was sent.
+            DeadlineError: No answer within ``timeouts.step``.
+            RemoteError: The environment or the way to it failed.
+        """
+        group = self._connected()
+        group.check_ready("step")
+        group.prepare_step()
+        group.start_step(self._actions.read_one(action))
+        batch, parts = group.finish(group.timeouts.step)
+        return (
+            batch.sample(0),
+            float(batch.rewards[0]),
+            bool(batch.terminations[0]),
+            bool(batch.truncations[0]),
+            self._info(parts),
+        )
+
+    def render(self) -> Any:
+        """Return a uint8 frame of shape ``(height, width, 3)``, or None without a render mode."""
+        group = self._connected()
+        group.check_ready("render")
+        if self.render_mode is None:
+            return None
+        return self._frames.fetch(group.endpoints[0], group.timeouts.render)[0]
+
+    def close(self) -> None:
+        """Say goodbye to the endpoint; bounded, and may be called again."""
+        if self._group is not None:
+            self._group.close()
+
+    def _connected(self) -> EndpointGroup:
+        if self._group is None:
+            raise ConfigurationError("the environment was never connected")
+        return self._group
+
+    def _info(self, parts: list[tuple[Endpoint, InfoRows]]) -> dict[str, Any]:
+        info: dict[str, Any] = {}
+        for _, row in self._connected().rows_of_infos(parts):
+            info.update(row)
+        return info
+
+    @property
+    def lane_phases(self) -> tuple[LanePhase, ...]:
+        """What the lane is doing, a tuple of one."""
+        return self._connected().table.phases
+
+    @property
+    def episode_ids(self) -> tuple[str, ...]:
+        """Id of the episode that the last observation belongs to, a tuple of one."""
+        return tuple(self._connected().table.episode_ids)
+
+    @property
+    def lane_seeds(self) -> tuple[int | None, ...]:
+        """Seed that began the episode, a tuple of one."""
+        return tuple(self._connected().table.seeds)
+
+    @property
+    def episodes(self) -> EpisodeLog:
+        """Episodes that are over, oldest first, up to ``episodes_kept``."""
+        return self._connected().log
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """What ``gymnasium.make`` made it from; settable. Never holds a token."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        self._spec = without_token(spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arguments, without the token; what is unpickled connects anew."""
+        return _rebuild, (type(self), self._config, self._spec)
+
+
+def _rebuild(cls: type[RemoteEnv], config: Mapping[str, Any], spec: EnvSpec | None) -> RemoteEnv:
+    env = cls(**config)
+    env.spec = spec
+    return env

@@ -1,0 +1,112 @@
+"""What ``reset`` is given: seeds and options, in Gymnasium's forms, to one plain form.
+
+Pure functions; they know lanes by number and nothing of endpoints.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from rlmesh_gym.errors import ConfigurationError
+
+__all__ = ["Seeds", "expand_seeds", "split_options"]
+
+Seeds = int | np.integer[Any] | Sequence[SupportsIndex | None] | npt.NDArray[Any] | None
+
+_MAX_SEED = 2**63 - 1
+"""Seeds are int64 on the wire."""
+
+
+def expand_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
+    """Return one seed per lane.
+
+    Args:
+        seed: None for none, an int ``s`` for ``s, s + 1 …``, or one int or None per lane; numpy
+            integers are welcome.
+        num_envs: Number of lanes.
+
+    Raises:
+        ValueError: Another number of seeds than lanes.
+        TypeError: Something that is not an integer.
+        ConfigurationError: A seed below 0 or above int64.
+    """
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, (int, np.integer)):
+        first = int(seed)
+        seeds: list[int | None] = [first + lane for lane in range(num_envs)]
+    else:
+        if isinstance(seed, (str, bytes)) or not hasattr(seed, "__len__"):
+            raise TypeError(f"seed must be None, an int, or one int or None per lane, got {seed!r}")
+        if len(seed) != num_envs:
+            raise ValueError(
+                "If seeds are passed as a list the length must match "
+                f"num_envs={num_envs} but got length={len(seed)}."
+            )
+        seeds = [None if item is None else _integer(item, lane) for lane, item in enumerate(seed)]
+    for lane, value in enumerate(seeds):
+        if value is not None and not 0 <= value <= _MAX_SEED:
+            raise ConfigurationError(
+                f"reset: the seed of lane {lane} must be between 0 and {_MAX_SEED}, got {value}"
+            )
+    return seeds
+
+
+def _integer(value: Any, lane: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"reset: the seed of lane {lane} must be an integer or None, got {value!r}"
+        ) from None
+
+
+def split_options(
+    options: Mapping[str, Any] | None, num_envs: int
+) -> tuple[dict[str, Any] | None, npt.NDArray[np.bool_] | None]:
+    """Take ``reset_mask`` out of a copy of the options.
+
+    Args:
+        options: As the user gave them; not changed, so that wrappers outside still see the mask.
+        num_envs: Number of lanes.
+
+    Returns:
+        What goes to the lanes (``{}`` if there was only the mask), and a copy of the mask or None.
+
+    Raises:
+        TypeError: The mask is no array, or not of bools.
+        ValueError: Its shape is wrong, or it names no lane.
+    """
+    if options is None:
+        return None, None
+    rest = dict(options)
+    if "mask" in rest:
+        warnings.warn(
+            "reset: the option 'mask' goes to the environments as it is and resets every lane; "
+            "to reset some lanes only, give options={'reset_mask': mask}",
+            UserWarning,
+            stacklevel=4,
+        )
+    if "reset_mask" not in rest:
+        return rest, None
+    mask = rest.pop("reset_mask")
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(
+            f"`options['reset_mask']` must have shape `({num_envs},)`, got {mask.shape}"
+        )
+    if mask.dtype != np.bool_:
+        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(
+            "`options['reset_mask']` must contain a boolean array with at least one True value, "
+            f"got reset_mask={mask}"
+        )
+    return rest, mask.copy()
