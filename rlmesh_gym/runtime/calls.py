@@ -178,7 +178,7 @@ class Waiter:
             self._cancellation.subscribe(self._wake)
         elif self._cancellation is not None:
             self._thread = threading.Thread(
-                target=self._watch, name="rlmesh-gym-cancellation", daemon=True
+                target=self._watch, name="rlmesh_gym-cancellation", daemon=True
             )
             self._thread.start()
         return self

@@ -17,7 +17,7 @@ from rlmesh_gym.errors import ConfigurationError, Error
 from rlmesh_gym.runtime import events
 from rlmesh_gym.runtime.bottleneck import TimeShares
 from rlmesh_gym.runtime.calls import CancelledRunError, Waiter
-from rlmesh_gym.runtime.endpoint_lanes import EndpointLanes
+from rlmesh_gym.runtime.endpoint_lanes import EndpointLanes, ResetWay
 from rlmesh_gym.runtime.hooks import HookTable
 from rlmesh_gym.runtime.lane_book import LaneBook
 from rlmesh_gym.runtime.loop import RunLoop
@@ -189,6 +189,7 @@ class _Run:
             self.parts,
             self.model,
             wants_history=needs.wants_history,
+            asks_apart=self._asks_apart(),
             book=book,
             hooks=self.hooks,
             telemetry=self.telemetry,
@@ -260,6 +261,15 @@ class _Run:
             )
             self.hooks.emit("model_connected", connected)
         return needs
+
+    def _asks_apart(self) -> bool:
+        chosen = self.spec.predict_rows
+        if chosen != "auto":
+            return chosen == "apart"
+        if self.model.batches_lanes:
+            return False
+        has_single_lanes = all(part.way is ResetWay.LANES for part in self.parts)
+        return self.spec.execution_horizon > 1 or has_single_lanes
 
     def _emit_started(self) -> None:
         if not self.hooks.listens("session_started"):

@@ -91,9 +91,10 @@ class EndpointLanes:
             for lane in self.lanes
             if states[lane] is not LaneState.PLAYING and book.has_next(lane)
         ]
+        if due and all(book.is_fresh(lane) for lane in self.lanes):
+            return list(self.lanes)
         if self.way is ResetWay.AUTO:
-            # Only before the first reset is a lane here in this state.
-            return list(self.lanes) if ended and due else []
+            return []
         if self.way is ResetWay.LANES:
             return due
         playing = any(states[lane] is LaneState.PLAYING for lane in self.lanes)

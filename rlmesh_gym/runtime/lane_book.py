@@ -86,6 +86,10 @@ class LaneBook:
         quota = self._quotas[lane]
         return quota is None or self._begun[lane] < quota
 
+    def is_fresh(self, lane: int) -> bool:
+        """Whether the lane has not been reset yet in this run."""
+        return self._begun[lane] == 0
+
     @property
     def is_done(self) -> bool:
         """Whether every episode of the plan has been played."""

@@ -172,15 +172,14 @@ class LocalRuntimeEnv:
             leaves = [leaf.copy() for leaf in leaves]
         return form.from_leaves(leaves, num_rows)
 
-    def render(self, lane: int, timeout: float | None) -> NDArray[np.uint8] | None:
+    def render(self, lane: int) -> CompletedCall[NDArray[np.uint8] | None]:
         """Fetch one lane's frame from ``render``."""
-        del timeout
-        if self.envs.render_mode is None:
-            return None
-        frames: Any = self.envs.render()
-        if not isinstance(frames, (tuple, list)) or len(frames) <= lane or frames[lane] is None:
-            return None
-        return np.asarray(frames[lane], np.uint8)
+        began = time.perf_counter_ns()
+        frames: Any = self.envs.render() if self.envs.render_mode is not None else None
+        frame: NDArray[np.uint8] | None = None
+        if isinstance(frames, (tuple, list)) and lane < len(frames) and frames[lane] is not None:
+            frame = np.asarray(frames[lane], np.uint8)
+        return CompletedCall(frame, time.perf_counter_ns() - began)
 
     def close(self, timeout: float) -> None:
         """Leave the env open: it belongs to whoever made it."""
@@ -209,6 +208,11 @@ class LocalRuntimeModel:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.handler!r})"
+
+    @property
+    def batches_lanes(self) -> bool:
+        """A handler is called with whatever rows need a plan."""
+        return True
 
     def connect(self, limits: RuntimeLimits) -> None:
         """Do nothing: it is here."""

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RunLoop"]
 
+# Requests of one row that are in flight together; servers drop clients that queue hundreds.
+_MOST_REQUESTS = 32
+
 
 class RunLoop:
     """One run's loop, once everything is connected.
@@ -45,6 +48,7 @@ class RunLoop:
         parts: The endpoints' lanes, in the order of the lanes.
         model: The model, resolved.
         wants_history: The model gets the observations of replayed steps.
+        asks_apart: Every row goes to the model in a request of its own.
         book: The book of lanes.
         hooks: Who listens.
         telemetry: Where timings go.
@@ -63,6 +67,7 @@ class RunLoop:
         model: RuntimeModel,
         *,
         wants_history: bool,
+        asks_apart: bool,
         book: LaneBook,
         hooks: HookTable,
         telemetry: Telemetry,
@@ -75,6 +80,7 @@ class RunLoop:
         self._parts = parts
         self._model = model
         self._wants_history = wants_history
+        self._asks_apart = asks_apart
         self._book = book
         self._hooks = hooks
         self._telemetry = telemetry
@@ -188,36 +194,52 @@ class RunLoop:
                 self._history.add(lane, self._tick, rows, row)
         if not planned:
             return
-        table = self._book.table
-        history = self._history.take(planned, table) if self._wants_history else []
         rows = self._transform_observation(planned)
+        groups: list[tuple[list[int], Rows]] = [(planned, rows)]
+        if self._asks_apart:
+            groups = [([lane], rows.take([row])) for row, lane in enumerate(planned)]
+        for first in range(0, len(groups), _MOST_REQUESTS):
+            self._predict(groups[first : first + _MOST_REQUESTS])
+
+    def _predict(self, groups: list[tuple[list[int], Rows]]) -> None:
+        """Ask for the plans of some groups of lanes, all in flight together."""
+        began = time.perf_counter()
+        calls = [self._ask(lanes, rows) for lanes, rows in groups]
+        timeout = self._spec.limits.model_predict_timeout
+        for (lanes, _), call in zip(groups, calls, strict=True):
+            left = None if timeout is None else max(0.0, timeout - (time.perf_counter() - began))
+            frames = self._wait(call, MODEL_PREDICT, left)
+            kept = self._replay.load(lanes, frames, endpoint=self._model.endpoint)
+            self._emit_received(lanes, kept)
+        self._shares.add_policy(_waited(began, calls), [call.timing for call in calls])
+
+    def _ask(self, lanes: list[int], rows: Rows) -> Call[list[Rows]]:
+        table = self._book.table
+        history = self._history.take(lanes, table) if self._wants_history else []
         if self._hooks.listens("observation_emitted"):
             for owners, past in history:
                 self._emit_observation(past.step, owners, past.observations, is_history=True)
-            self._emit_observation(self._tick, planned, rows, is_history=False)
-        self._known.update(table.episode_ids[lane] for lane in planned)
-        began = time.perf_counter()
-        call = self._model.predict(
+            self._emit_observation(self._tick, lanes, rows, is_history=False)
+        self._known.update(table.episode_ids[lane] for lane in lanes)
+        return self._model.predict(
             rows,
-            [(table.episode_ids[lane], table.seeds[lane]) for lane in planned],
+            [(table.episode_ids[lane], table.seeds[lane]) for lane in lanes],
             history=[past for _, past in history],
             step=self._tick if self._wants_history else None,
         )
-        frames = self._wait(call, MODEL_PREDICT, self._spec.limits.model_predict_timeout)
-        self._shares.add_policy(_waited(began, [call]), [call.timing])
-        kept = self._replay.load(planned, frames, endpoint=self._model.endpoint)
-        if self._hooks.listens("action_received"):
-            self._hooks.emit(
-                "action_received",
-                events.ActionReceived(
-                    *self._identity,
-                    step=self._tick,
-                    lanes=tuple(planned),
-                    episode_ids=self._ids(planned),
-                    num_frames=len(kept),
-                    frames=tuple(kept),
-                ),
-            )
+
+    def _emit_received(self, lanes: list[int], frames: list[Rows]) -> None:
+        if not self._hooks.listens("action_received"):
+            return
+        event = events.ActionReceived(
+            *self._identity,
+            step=self._tick,
+            lanes=tuple(lanes),
+            episode_ids=self._ids(lanes),
+            num_frames=len(frames),
+            frames=tuple(frames),
+        )
+        self._hooks.emit("action_received", event)
 
     def _transform_observation(self, lanes: list[int]) -> Rows:
         rows = self._observations.gather(lanes)
@@ -385,7 +407,8 @@ class RunLoop:
 
     def _render(self, lane: int) -> NDArray[np.uint8] | None:
         part = self._part_of(lane)
-        return part.env.render(part.local(lane), self._spec.limits.env_step_timeout)
+        call = part.env.render(part.local(lane))
+        return self._waiter.wait(call, self._spec.limits.env_step_timeout)
 
     def _emit_completed(self, summary: EpisodeSummary) -> None:
         if self._hooks.listens("episode_completed"):

@@ -175,8 +175,8 @@ class RuntimeEnv(Protocol):
         """
         ...
 
-    def render(self, lane: int, timeout: float | None) -> NDArray[np.uint8] | None:
-        """Fetch one lane's frame; None where there is none."""
+    def render(self, lane: int) -> Call[NDArray[np.uint8] | None]:
+        """Begin to fetch one lane's frame, ``(height, width, 3)``; None where there is none."""
         ...
 
     def close(self, timeout: float) -> None:
@@ -190,9 +190,16 @@ class RuntimeModel(Protocol):
 
     Attributes:
         endpoint: Its address, :data:`LOCAL` in this process.
+        batches_lanes: It takes the rows of several lanes in one request as it takes a single one,
+            chunks included; valid after ``connect``.
     """
 
     endpoint: str
+
+    @property
+    def batches_lanes(self) -> bool:
+        """Whether rows of several lanes may go together."""
+        ...
 
     def connect(self, limits: RuntimeLimits) -> None:
         """Get ready; called once, first.

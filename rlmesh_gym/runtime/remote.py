@@ -264,13 +264,9 @@ class RemoteRuntimeEnv:
             final_info=final_info,
         )
 
-    def render(self, lane: int, timeout: float | None) -> NDArray[np.uint8] | None:
-        """Fetch one lane's frame from the endpoint."""
-        answer = self.session.render([lane]).result(timeout)
-        if not answer.frame:
-            return None
-        with Image.open(io.BytesIO(answer.frame)) as image:
-            return np.asarray(image.convert("RGB"))
+    def render(self, lane: int) -> RemoteCall[NDArray[np.uint8] | None]:
+        """Ask for one lane's frame."""
+        return RemoteCall(self.session.render([lane]), _read_frame)
 
     def close(self, timeout: float) -> None:
         """Close the session if it was opened here; bounded by the session's own close timeout."""
@@ -278,6 +274,13 @@ class RemoteRuntimeEnv:
         if self._is_owner and self._session is not None:
             self._session.close("the run is over")
             self._session = None
+
+
+def _read_frame(message: env_pb2.RenderResponse) -> NDArray[np.uint8] | None:
+    if not message.frame:
+        return None
+    with Image.open(io.BytesIO(message.frame)) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 def _final_info(
@@ -326,6 +329,15 @@ class RemoteRuntimeModel:
         if self._session is None:
             raise ProtocolError("not connected", endpoint=self.endpoint, operation="connect")
         return self._session
+
+    @property
+    def batches_lanes(self) -> bool:
+        """Whether the endpoint is one of this package's.
+
+        The released package gives a model without a spec the bare rows of a request of one and a
+        batch otherwise, and no chunks then.
+        """
+        return self.session.peer.extra.get("package", "") == "rlmesh-gym"
 
     def connect(self, limits: RuntimeLimits) -> None:
         """Open a session, unless one was given."""

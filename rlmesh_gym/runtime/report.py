@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlmesh_gym.runtime.records import jsonable
+from rlmesh_gym.runtime.tables import report_html, report_text, telemetry_html, telemetry_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,6 +147,12 @@ class TelemetrySnapshot:
     duration: float = 0.0
     pending: tuple[str, float] | None = None
 
+    def __str__(self) -> str:
+        return telemetry_text(self)
+
+    def _repr_html_(self) -> str:
+        return telemetry_html(self)
+
     def row(self, operation: str, metric: str) -> TelemetryRow | None:
         """Return the row of this operation and metric, None without samples."""
         for row in self.rows:
@@ -244,6 +251,12 @@ class RuntimeReport:
     telemetry: TelemetrySnapshot
     bottleneck: Bottleneck
     run_id: str = ""
+
+    def __str__(self) -> str:
+        return report_text(self)
+
+    def _repr_html_(self) -> str:
+        return report_html(self)
 
     @property
     def completed_episodes(self) -> tuple[EpisodeSummary, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 from gymnasium.vector import VectorEnv
@@ -36,6 +36,7 @@ def run(
     seed: int | None = None,
     episode_seeds: Sequence[int] | None = None,
     execution_horizon: int | None = None,
+    predict_rows: Literal["auto", "together", "apart"] = "auto",
     max_steps: int | None = None,
     max_episode_steps: int | None = None,
     max_episode_seconds: float | None = None,
@@ -69,6 +70,8 @@ def run(
         episode_seeds: One seed per episode, in place of ``seed``.
         execution_horizon: Frames of each predicted chunk that are executed; None for 1, or what the
             ``RemotePolicy`` was made with.
+        predict_rows: Whether rows of several lanes go to the model in one request; see
+            :class:`RuntimeSessionSpec`.
         max_steps: Lane steps over all lanes after which the run ends.
         max_episode_steps: Steps after which an episode is ended as truncated.
         max_episode_seconds: Wall time after which an episode is ended as truncated.
@@ -101,6 +104,7 @@ def run(
         base_seed=seed,
         episode_seeds=None if episode_seeds is None else tuple(episode_seeds),
         execution_horizon=execution_horizon,
+        predict_rows=predict_rows,
         session_id=session_id,
         reset_options=reset_options,
         limits=limits or RuntimeLimits(),

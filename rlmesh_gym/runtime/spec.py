@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -101,6 +101,10 @@ class RuntimeSessionSpec:
         episode_seeds: Seed of episode ``k`` of the plan. Takes the place of ``base_seed``, and
             makes the driver reset a lane at every episode, also where the env would by itself.
         execution_horizon: Frames of each predicted chunk that are executed; at least 1.
+        predict_rows: How the rows that need a plan at one step go to the model: ``"together"`` in
+            one request, ``"apart"`` in one each, all in flight at a time. ``"auto"`` goes apart
+            where a released ``rlmesh`` model would otherwise be called differently than by its own
+            run loop: with chunks, or in environments of single lanes.
         session_id: Name of the session. Part of the derivation of seeds, so that two runs of one
             base seed are equal under one name and different under two.
         reset_options: ``options`` of every reset; plain data.
@@ -114,6 +118,7 @@ class RuntimeSessionSpec:
     base_seed: int | None = None
     episode_seeds: tuple[int, ...] | None = None
     execution_horizon: int = 1
+    predict_rows: Literal["auto", "together", "apart"] = "auto"
     session_id: str = DEFAULT_SESSION_ID
     reset_options: Mapping[str, Any] | None = None
     limits: RuntimeLimits = field(default_factory=RuntimeLimits)
@@ -140,6 +145,9 @@ class RuntimeSessionSpec:
             message = (
                 f"execution_horizon must be an int in [1, {MAX_EXECUTION_HORIZON}], got {horizon!r}"
             )
+            raise ConfigurationError(message)
+        if self.predict_rows not in {"auto", "together", "apart"}:
+            message = f"predict_rows is 'auto', 'together' or 'apart', got {self.predict_rows!r}"
             raise ConfigurationError(message)
         if not self.session_id:
             message = "session_id must not be empty"

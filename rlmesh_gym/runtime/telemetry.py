@@ -246,7 +246,7 @@ class TelemetryTicker:
         self._window = window
         self._deliver = deliver
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rlmesh-gym-telemetry", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rlmesh_gym-telemetry", daemon=True)
 
     def start(self) -> None:
         """Begin to tick."""
