@@ -160,6 +160,26 @@ def test_headers_come_before_the_first_request() -> None:
         assert list(call) == []
 
 
+def test_pings_are_no_attack() -> None:
+    """Other clients ping idle connections; gRPC's default answer to that is to hang up."""
+    pings = 20
+    ping = b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)
+    with env_host() as address:
+        host, port = address.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port)), WAIT) as connection:
+            settings = b"\0\0\0\x04\0\0\0\0\0"
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + pings * ping)
+            stream = connection.makefile("rb")
+            acknowledged = 0
+            while acknowledged < pings:
+                header = stream.read(9)
+                assert len(header) == 9, "the server hung up"
+                stream.read(int.from_bytes(header[:3], "big"))
+                kind, flags = header[3], header[4]
+                assert kind != 7, "the server said GOAWAY"
+                acknowledged += kind == 6 and flags == 1
+
+
 def test_health_on_model_servers_only() -> None:
     path = "/grpc.health.v1.Health/Check"
     with model_host() as address, raw_channel(address) as channel:
