@@ -128,18 +128,21 @@ class CloseCountingEnv(CountingEnv):
 class AllSpacesEnv(gym.Env[Any, Any]):
     """Observations of every space with a wire form, drawn from the env's own seeded generator.
 
-    Episodes last ``length`` steps plus 0 to 2, also drawn.
+    Episodes last ``length`` steps plus 0 to 2, also drawn. The released clients refuse a Box
+    without axes; ``zero_d=False`` does without.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(self, length: int = 6, *, composite_action: bool = False) -> None:
+    def __init__(
+        self, length: int = 6, *, composite_action: bool = False, zero_d: bool = True
+    ) -> None:
         self.render_mode = None
         self.length = length
         self.observation_space = spaces.Dict(
             {
                 "pose": spaces.Box(-1.0, 1.0, (2, 3), np.float32),
-                "wide": spaces.Box(-5.0, 5.0, (), np.float64),
+                "wide": spaces.Box(-5.0, 5.0, () if zero_d else (1,), np.float64),
                 "image": spaces.Box(0, 255, (4, 5, 3), np.uint8),
                 "mode": spaces.Discrete(4, start=-1),
                 "flags": spaces.MultiBinary(3),
