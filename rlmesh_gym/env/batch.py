@@ -36,13 +36,17 @@ class Batch:
 
     __slots__ = ("_codec", "_leaves", "num_envs", "rewards", "terminations", "truncations")
 
+    rewards: NDArray[np.float64]
+    terminations: NDArray[np.bool_]
+    truncations: NDArray[np.bool_]
+
     def __init__(self, codec: SpaceCodec, num_envs: int, leaves: Leaves | None = None) -> None:
         self._codec = codec
         self._leaves = leaves
         self.num_envs = num_envs
-        self.rewards: NDArray[np.float64] = np.zeros(num_envs, dtype=np.float64)
-        self.terminations: NDArray[np.bool_] = np.zeros(num_envs, dtype=np.bool_)
-        self.truncations: NDArray[np.bool_] = np.zeros(num_envs, dtype=np.bool_)
+        self.rewards = np.zeros(num_envs, dtype=np.float64)
+        self.terminations = np.zeros(num_envs, dtype=np.bool_)
+        self.truncations = np.zeros(num_envs, dtype=np.bool_)
 
     @property
     def leaves(self) -> Leaves:

@@ -217,9 +217,9 @@ class Endpoint:
             Rows *of the reply* whose episode is over.
         """
         where: Any = self.rows if indices is None else [self.start + index for index in indices]
-        self.table.advance(where, reply.rewards, reply.terminations, reply.truncations)
-        done = reply.terminations | reply.truncations
-        return np.flatnonzero(done).tolist() if done.any() else []
+        if not self.table.advance(where, reply.rewards, reply.terminations, reply.truncations):
+            return []
+        return np.flatnonzero(reply.terminations | reply.truncations).tolist()
 
     def record(self, index: int, reply: StepReply, row: int, final_info: dict[str, Any]) -> None:
         """Write up the episode of one lane that ended by itself."""

@@ -28,7 +28,7 @@ from rlmesh_gym.errors import (
     RemoteError,
     ResetNeededError,
 )
-from rlmesh_gym.lanes import EpisodeLog, LaneTable
+from rlmesh_gym.lanes import EpisodeLog, LaneTable, any_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -159,7 +159,7 @@ class EndpointGroup:
             ResetNeededError: Some lane has no episode and none begins by itself.
         """
         table = self.table
-        if not table.ended.any():
+        if not any_true(table.ended):
             return
         lost = [endpoint for endpoint in self.endpoints if endpoint.is_lost]
         if lost and self._recovery is None:
@@ -268,7 +268,10 @@ class EndpointGroup:
 
     def _begin(self, call: Call) -> None:
         # A lost endpoint blocks until it is back; the others are sent to before that.
-        for run in sorted(call.runs, key=lambda run: run.endpoint.is_lost):
+        runs = call.runs
+        if len(runs) > 1:
+            runs = sorted(runs, key=lambda run: run.endpoint.is_lost)
+        for run in runs:
             run.begin()
             if run.error is not None and not any(other.pending for other in call.runs):
                 # Nothing is in flight, so there is nothing to wait for either.

@@ -91,10 +91,15 @@ class Conversion(ABC):
         endpoint = self.endpoint
         rows = endpoint.rows
         batch.put(reply.observation, endpoint.start, endpoint.num_envs)
+        endpoint.last.keep(reply.observation)
+        if endpoint.num_envs == batch.num_envs:
+            batch.rewards = reply.rewards
+            batch.terminations = reply.terminations
+            batch.truncations = reply.truncations
+            return
         batch.rewards[rows] = reply.rewards
         batch.terminations[rows] = reply.terminations
         batch.truncations[rows] = reply.truncations
-        endpoint.last.keep(reply.observation)
 
     def put_lane_step(self, indices: Sequence[int], reply: StepReply, batch: Batch) -> None:
         """Write a step of some lanes to the batch and keep their observations."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from rlmesh_gym.env.autoreset.conversion import Conversion
 from rlmesh_gym.errors import ProtocolError
+from rlmesh_gym.lanes import any_true
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ class HeldFirstObservation(Conversion):
     def step(self, actions: Leaves, batch: Batch) -> Exchange:
         """Step the running lanes; ended ones begin with what is held."""
         endpoint = self.endpoint
-        if not endpoint.ended.any():
+        if not any_true(endpoint.ended):
             response = yield endpoint.send_step(actions)
             reply = endpoint.read_step(response)
             self.put_step(reply, batch)

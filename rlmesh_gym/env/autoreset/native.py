@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlmesh_gym.env.autoreset.conversion import Conversion
-from rlmesh_gym.lanes import mint_episode_id
+from rlmesh_gym.lanes import any_true, mint_episode_id
 
 if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
@@ -41,7 +41,7 @@ class NativeNextStep(Conversion):
     def step(self, actions: Leaves, batch: Batch) -> Exchange:
         """Step all lanes; the new episodes' ids go down with the step that begins them."""
         endpoint = self.endpoint
-        if not endpoint.ended.any():
+        if not any_true(endpoint.ended):
             response = yield endpoint.send_step(actions)
             reply = endpoint.read_step(response)
             self.put_step(reply, batch)

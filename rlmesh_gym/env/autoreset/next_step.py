@@ -8,6 +8,7 @@ import numpy as np
 
 from rlmesh_gym.env.autoreset.conversion import Conversion, sent
 from rlmesh_gym.errors import Error
+from rlmesh_gym.lanes import any_true
 
 if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
@@ -27,7 +28,7 @@ class NextStepByLanes(Conversion):
     def step(self, actions: Leaves, batch: Batch) -> Exchange:
         """Step the running lanes and reset the ended ones, whose actions are ignored."""
         endpoint = self.endpoint
-        if not endpoint.ended.any():
+        if not any_true(endpoint.ended):
             response = yield endpoint.send_step(actions)
             reply = endpoint.read_step(response)
             self.put_step(reply, batch)
