@@ -68,13 +68,23 @@ __all__ = [
 ]
 
 EnvKind = Literal["single", "lanes", "next_step", "disabled"]
-ModelKind = Literal["predict", "batch", "chunk", "native_chunk", "slow", "failing", "stacked"]
+ModelKind = Literal[
+    "predict",
+    "batch",
+    "chunk",
+    "native_chunk",
+    "chunk_and_batch",
+    "slow",
+    "failing",
+    "stacked",
+]
 ENV_KINDS: tuple[EnvKind, ...] = ("single", "lanes", "next_step", "disabled")
 MODEL_KINDS: tuple[ModelKind, ...] = (
     "predict",
     "batch",
     "chunk",
     "native_chunk",
+    "chunk_and_batch",
     "slow",
     "failing",
     "stacked",

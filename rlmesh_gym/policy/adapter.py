@@ -37,16 +37,16 @@ class RowGrouping(Enum):
     """How the rows of a plan are put into requests."""
 
     UNKNOWN = "unknown"
-    """All in one request; no answer yet has told whether that gives chunks."""
+    """All in one request; no answer yet has told whether the model takes that."""
 
     TOGETHER = "together"
     """All in one request."""
 
     PROBING = "probing"
-    """One answer for several rows held a single frame; the next plan finds out why."""
+    """Several rows gave a single frame, or were refused; the next plan tries rows one by one."""
 
     APART = "apart"
-    """One request per row, in flight together: only so does the model give chunks."""
+    """One request per row, in flight together: only so does the model answer, or give chunks."""
 
 
 class ModelAdapter:
@@ -102,6 +102,7 @@ class ModelAdapter:
         self._stats = stats
         self._reader = ActionReader(action_codec, horizon, self._warn_out_of_bounds)
         self._is_resolved = False
+        self._rows_were_refused = False
         self._live: dict[str, None] = {}  # Episodes that the endpoint has been asked about.
         self._evictions: deque[tuple[Sequence[str], Pending[Any]]] = deque()
         self._unsent: list[str] = []  # Ended episodes that a broken connection kept from leaving.
@@ -120,6 +121,9 @@ class ModelAdapter:
         if self._is_resolved and self.session.is_streaming:
             return
         self._is_resolved = False
+        if not self.session.is_streaming:  # Behind a new stream may be another server.
+            self.grouping = RowGrouping.UNKNOWN
+            self._rows_were_refused = False
         try:
             pending = self.session.resolve_adapter(
                 self.env_id,
@@ -136,9 +140,6 @@ class ModelAdapter:
             self.history = None
         elif self.history is None:
             self.history = ObservationHistory(self._num_envs)
-        self.grouping = RowGrouping.UNKNOWN
-        if self._horizon == 1 or self.native_chunk == 1:
-            self.grouping = RowGrouping.TOGETHER
         self._is_resolved = True
         if self._unsent:
             unsent, self._unsent = self._unsent, []
@@ -204,15 +205,32 @@ class ModelAdapter:
 
     def learn(self, plan: Plan) -> None:
         """Take from an answered plan whether rows must be asked for one by one."""
-        if self.grouping in (RowGrouping.TOGETHER, RowGrouping.APART):
+        is_settled = self.grouping in (RowGrouping.TOGETHER, RowGrouping.APART)
+        if is_settled or len(plan.lanes) == 1:
             return
+        is_chunked = plan.num_frames > 1
         if self.grouping is RowGrouping.PROBING:
-            if len(plan.lanes) > 1:
-                chunked = plan.num_frames > 1
-                self.grouping = RowGrouping.APART if chunked else RowGrouping.TOGETHER
-        elif len(plan.lanes) > 1:
-            chunked = plan.num_frames > 1
-            self.grouping = RowGrouping.TOGETHER if chunked else RowGrouping.PROBING
+            apart = is_chunked or self._rows_were_refused
+            self.grouping = RowGrouping.APART if apart else RowGrouping.TOGETHER
+        elif is_chunked or 1 in (self._horizon, self.native_chunk):
+            self.grouping = RowGrouping.TOGETHER
+        else:
+            self.grouping = RowGrouping.PROBING
+
+    def should_split(self, plan: Plan, error: ModelError) -> bool:
+        """Decide whether a refused plan is asked for again, one row at a time.
+
+        Only where several rows were never answered yet, and by the answer that the released package
+        gives for a model which takes one observation at a time. If the rows fail one by one too,
+        their own error is the one to tell.
+        """
+        is_first = self.grouping is RowGrouping.UNKNOWN and len(plan.lanes) > 1
+        is_refusal = error.code == "INTERNAL" and not error.is_recoverable
+        if not is_first or not is_refusal or self.history is not None:
+            return False
+        self.grouping = RowGrouping.PROBING
+        self._rows_were_refused = True
+        return True
 
     def evict(self, episode_ids: Iterable[str]) -> None:
         """Tell the model that episodes are over, without waiting.

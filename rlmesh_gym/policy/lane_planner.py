@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlmesh_gym.errors import RemoteError
+from rlmesh_gym.errors import ModelError, RemoteError
 from rlmesh_gym.policy.chunks import lane_indices
 from rlmesh_gym.policy.delay import DelayEstimate
 from rlmesh_gym.policy.prefetch import PrefetchedPlans
@@ -138,15 +138,28 @@ class LanePlanner:
             if plan is not None:
                 plan.give_up()
             raise
-        if plan is not None:
-            self._load(plan)
-            planned[plan.lanes] = True
+        self._finish(plan, observations, bounds, planned)
         # A prefetched plan may have come too late to have a frame left.
         plan = self._ask(observations, bounds, planned | self._ahead.lanes())
-        if plan is not None:
-            self._load(plan)
-            planned[plan.lanes] = True
+        self._finish(plan, observations, bounds, planned)
         return planned
+
+    def _finish(
+        self,
+        plan: Plan | None,
+        observations: Leaves,
+        bounds: Boundaries,
+        planned: NDArray[np.bool_],
+    ) -> None:
+        if plan is None:
+            return
+        try:
+            self._load(plan)
+        except ModelError as error:
+            if not self._adapter.should_split(plan, error):
+                raise
+            self._load(self._adapter.plan(plan.lanes, observations, bounds, self._step))
+        planned[plan.lanes] = True
 
     def _due(self, bounds: Boundaries) -> NDArray[np.bool_]:
         ages = self._step - self._plan_steps

@@ -63,12 +63,14 @@ class RemotePolicy:
     With ``replan_interval`` such a chunk is used as soon as it is there, else when the old one is
     used up.
 
-    **One request or several.** The rows of a plan go out in one request. Some models answer several
-    rows with a single frame though they plan ahead for one row (models without a spec served by the
-    released package). When the first answer for several rows holds one frame only, the next plan is
-    sent as one-row requests in flight together; if these give longer chunks it stays so, else all
-    rows go together again. A model that says it gives one frame is not tried. After a lost
-    connection this is found out anew.
+    **One request or several.** The rows of a plan go out in one request. Models without a spec that
+    the released package serves may take one observation at a time only, or answer several rows with
+    a single frame though they plan ahead for one row. So where the first request for several rows
+    is refused as an internal error, its rows are sent again as one-row requests in flight together,
+    and where it is answered with one frame though more were asked for, the next plan is sent so. If
+    one-row requests are answered where several rows were refused, or give longer chunks, it stays
+    so; else all rows go together again. A model that says it gives one frame is not tried. After a
+    lost connection this is found out anew.
 
     **Observation history.** When the endpoint asks for it, the observations of replayed steps go
     out with the lane's next request, with consecutive steps. After a request that failed the model

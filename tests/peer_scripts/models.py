@@ -52,6 +52,13 @@ class NativeChunkModel(ChunkModel):
     native_chunk = CHUNK
 
 
+class ChunkAndBatchModel(ChunkModel):
+    """Answers a chunk for one observation, and one action each for a batch."""
+
+    def predict(self, observation: Any) -> Any:
+        return single_or_batch(observation)
+
+
 class SlowModel(rlmesh.numpy.Model):
     """Takes a second for each answer."""
 
@@ -99,6 +106,7 @@ MODELS = {
     "batch": BatchModel,
     "chunk": ChunkModel,
     "native_chunk": NativeChunkModel,
+    "chunk_and_batch": ChunkAndBatchModel,
     "slow": SlowModel,
     "failing": FailingModel,
     "stacked": StackedModel,
