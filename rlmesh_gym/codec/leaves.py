@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, cast
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["FixedLeaf", "Leaf", "TextLeaf", "TruthLeaf", "compile_leaf"]
 
 _INT64 = np.dtype(np.int64)
+_WHOLE = (int, np.int64)
 _OBJECT = np.dtype(object)
 
 
@@ -33,6 +35,7 @@ class Leaf(ABC):
         path: Where the space stands, such as ``$.camera``.
         shape: Shape of one row.
         dtype: Native dtype of the rows, that of the space; ``object`` for Text.
+        row_bytes: Bytes of one row on the wire; 0 if that depends on the row.
         domain: Check of what no policy may ever send, or None if every value is legal.
         bounds: Check of the declared range, or None if it cannot be left.
     """
@@ -40,6 +43,7 @@ class Leaf(ABC):
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    row_bytes: int
     domain: RowCheck | None
     bounds: RowCheck | None
 
@@ -106,7 +110,7 @@ class FixedLeaf(Leaf):
         self.shape = tuple(space.shape or ())
         self.dtype = dtype
         self.wire = wire
-        self.stride = wire.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        self.row_bytes = wire.itemsize * int(np.prod(self.shape, dtype=np.int64))
         self.domain = domain_check(space)
         self.bounds = bounds_check(space)
         # A Discrete space may count in int32 while the wire always counts in int64.
@@ -136,8 +140,8 @@ class FixedLeaf(Leaf):
         out[...] = as_array(view, self.dtype, self.path) if self._narrow else view
 
     def _view(self, data: bytes, num_rows: int) -> NDArray[Any]:
-        if len(data) != num_rows * self.stride:
-            expected = f"{num_rows * self.stride} bytes ({num_rows} rows of {self.stride})"
+        if len(data) != num_rows * self.row_bytes:
+            expected = f"{num_rows * self.row_bytes} bytes ({num_rows} rows of {self.row_bytes})"
             message = f"expected {expected}, got {len(data)}"
             raise CodecError(message, path=self.path)
         return np.ndarray((num_rows, *self.shape), self.wire, data)
@@ -156,15 +160,18 @@ class FixedLeaf(Leaf):
 
     def stack(self, samples: Sequence[object]) -> NDArray[Any]:
         """Return the samples as rows; axes of length one may be missing or too many."""
-        rows = np.empty((len(samples), *self.shape), self.dtype)
+        dtype, shape = self.dtype, self.shape
+        rows = np.empty((len(samples), *shape), dtype)
         for row, sample in enumerate(samples):
-            array = as_array(sample, self.dtype, self.path)
-            if array.shape != self.shape:
-                array = self._reshape(array)
-            rows[row] = array
+            # The usual case first: it is the whole cost of a server with many small lanes.
+            if type(sample) is np.ndarray and sample.dtype == dtype and sample.shape == shape:
+                rows[row] = sample
+            else:
+                rows[row] = self._fit(sample)
         return rows
 
-    def _reshape(self, array: NDArray[Any]) -> NDArray[Any]:
+    def _fit(self, sample: object) -> NDArray[Any]:
+        array = as_array(sample, self.dtype, self.path)
         if [n for n in array.shape if n != 1] != [n for n in self.shape if n != 1]:
             message = f"expected shape {self.shape}, got {array.shape}"
             raise CodecError(message, path=self.path)
@@ -195,6 +202,13 @@ class TruthLeaf(FixedLeaf):
 class ScalarLeaf(FixedLeaf):
     """Discrete: rows are numbers."""
 
+    def stack(self, samples: Sequence[object]) -> NDArray[Any]:
+        """Return the numbers as a new array; an array of one element counts as a number."""
+        if self.dtype == _INT64 and all(type(sample) in _WHOLE for sample in samples):
+            with contextlib.suppress(OverflowError):  # beyond int64: told apart below
+                return np.array(samples, _INT64)
+        return super().stack(samples)
+
     def sample(self, rows: NDArray[Any], row: int) -> Any:
         """Return a numpy integer."""
         return rows[row]
@@ -207,6 +221,7 @@ class TextLeaf(Leaf):
         self.path = path
         self.shape = ()
         self.dtype = _OBJECT
+        self.row_bytes = 0
         self.domain = None
         self.bounds = text_check(space)
 

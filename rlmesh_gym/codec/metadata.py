@@ -120,16 +120,31 @@ def _write_list(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> N
         _write(item, items.add(), f"{path}[{index}]", depth + 1)
 
 
+_FIELDS = {"b": "bool", "i": "integer", "u": "integer", "f": "number"}
+
+
 def _write_array(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
     _check_depth(path, depth)  # an object array without axes may hold itself
-    kind = value.dtype.kind
-    if kind == "M":
-        value = value.astype(str)
-    elif kind == "f":
-        value = value.astype(np.float64)  # longdouble has no Python type
-    elif kind == "m":
+    dtype = value.dtype
+    if dtype.kind == "m":
         _refuse(value, out, path, depth)
-    _write(value.tolist(), out, path, depth + 1)
+    if dtype.kind == "M":
+        value = value.astype(str)
+    elif dtype.kind == "f":
+        value = value.astype(np.float64)  # longdouble has no Python type
+    field = None if dtype == np.uint64 else _FIELDS.get(dtype.kind)
+    if field is None or value.ndim == 0:
+        _write(value.tolist(), out, path, depth + 1)
+        return
+    # Infos are mostly arrays of numbers, one per lane: no look-up and no path for each of them.
+    out.list.SetInParent()
+    add = out.list.items.add
+    if value.ndim == 1:
+        for item in value.tolist():
+            setattr(add(), field, item)
+    else:
+        for index, row in enumerate(value):
+            _write_array(row, add(), f"{path}[{index}]", depth + 1)
 
 
 def _write_map(value: Mapping[Any, Any], out: meta_pb2.MetaMap, path: str, depth: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym._proto.spaces.v1 import value_pb2
+from rlmesh_gym.codec.allocator import LARGE_ROW_BYTES, keep_large_blocks
 from rlmesh_gym.codec.leaves import compile_leaf
 from rlmesh_gym.codec.space_encoding import encode_space
 from rlmesh_gym.codec.structure import compile_structure
@@ -58,6 +59,8 @@ class SpaceCodec:
         self._structure = compile_structure(space, path, found)
         self._leaves = tuple(compile_leaf(child, where) for where, child in found)
         self._path = path
+        if any(leaf.row_bytes >= LARGE_ROW_BYTES for leaf in self._leaves):
+            keep_large_blocks()
         self.paths = tuple(where for where, _ in found)
 
     def __repr__(self) -> str:
