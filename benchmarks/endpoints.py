@@ -63,9 +63,10 @@ def _serve(kind: str, env_id: str, num_envs: int, address: str) -> None:
         sys.stdin.read()
         server.stop()
     else:
+        os.environ["RLMESH_WORKFLOW_EDITION"] = "2026.06"
         import rlmesh
 
-        server = rlmesh.EnvServer(env, address if ":0" not in address else None)
+        server = rlmesh.EnvServer(env, None if address.endswith(":0") else address)
         server.start()
         print(server.address, flush=True)
         sys.stdin.read()

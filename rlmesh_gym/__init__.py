@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym import errors
 from rlmesh_gym._version import __version__
+from rlmesh_gym.registration import register
 
 if TYPE_CHECKING:
     from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         ResolveOptions,
         RouteNeeds,
     )
+
+register()
 
 _HOME = {
     "EnvServer": "server",
