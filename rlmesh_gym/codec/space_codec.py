@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gymnasium import spaces
+
 from rlmesh_gym._proto.spaces.v1 import value_pb2
 from rlmesh_gym.codec.allocator import LARGE_ROW_BYTES, keep_large_blocks
 from rlmesh_gym.codec.leaves import compile_leaf
@@ -14,7 +16,6 @@ from rlmesh_gym.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gymnasium import spaces
     from numpy.typing import NDArray
 
     from rlmesh_gym._proto.spaces.v1 import spaces_pb2
@@ -58,6 +59,7 @@ class SpaceCodec:
         found: list[tuple[str, spaces.Space[Any]]] = []
         self._structure = compile_structure(space, path, found)
         self._leaves = tuple(compile_leaf(child, where) for where, child in found)
+        self._is_leaf = not isinstance(space, (spaces.Dict, spaces.Tuple))
         self._path = path
         if any(leaf.row_bytes >= LARGE_ROW_BYTES for leaf in self._leaves):
             keep_large_blocks()
@@ -177,6 +179,8 @@ class SpaceCodec:
         Raises:
             CodecError: A sample does not fit the space.
         """
+        if self._is_leaf:
+            return [self._leaves[0].stack(samples)]
         columns: list[list[Any]] = [[] for _ in self._leaves]
         for sample in samples:
             parts: list[Any] = []
