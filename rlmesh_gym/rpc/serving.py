@@ -59,8 +59,9 @@ class EnvServiceCallbacks:
     Attributes:
         handshake: Answers with the contract.
         join: Serves one session: takes the client's requests and yields answers, as messages or as
-            their bytes. The requests end when the client sends no more or is gone, which
-            ``peer.is_active()`` tells apart. When the answers end, so does the stream, with
+            their bytes. The requests end when the client sends no more or is gone; where it is
+            gone while an answer is on its way, the iterator of answers is closed instead, so what
+            must be done belongs into a ``finally``. When the answers end, so does the stream, with
             status OK.
         shutdown: Decides on a client's wish to stop the server.
     """
@@ -93,7 +94,7 @@ class JoinPeer:
         self._context = context
 
     def is_active(self) -> bool:
-        """Return whether the client is still there."""
+        """Return whether the client is still there; true for a moment after it has gone."""
         return bool(self._context.is_active())
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:

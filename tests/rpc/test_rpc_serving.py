@@ -162,22 +162,23 @@ def test_headers_come_before_the_first_request() -> None:
 
 def test_pings_are_no_attack() -> None:
     """Other clients ping idle connections; gRPC's default answer to that is to hang up."""
-    pings = 20
     ping = b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)
+    settings = b"\0\0\0\x04\0\0\0\0\0"
     with env_host() as address:
         host, port = address.removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port)), WAIT) as connection:
-            settings = b"\0\0\0\x04\0\0\0\0\0"
-            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + pings * ping)
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
             stream = connection.makefile("rb")
-            acknowledged = 0
-            while acknowledged < pings:
-                header = stream.read(9)
-                assert len(header) == 9, "the server hung up"
-                stream.read(int.from_bytes(header[:3], "big"))
-                kind, flags = header[3], header[4]
-                assert kind != 7, "the server said GOAWAY"
-                acknowledged += kind == 6 and flags == 1
+            for _ in range(20):
+                connection.sendall(ping)
+                is_acknowledged = False
+                while not is_acknowledged:
+                    header = stream.read(9)
+                    assert len(header) == 9, "the server hung up"
+                    stream.read(int.from_bytes(header[:3], "big"))
+                    kind, flags = header[3], header[4]
+                    assert kind != 7, "the server said GOAWAY"
+                    is_acknowledged = kind == 6 and flags == 1
 
 
 def test_health_on_model_servers_only() -> None:
@@ -213,26 +214,30 @@ def test_a_callback_that_raises(caplog: pytest.LogCaptureFixture) -> None:
             session.step(ACTION).result(WAIT)
 
 
-def test_requests_end_when_the_client_is_gone() -> None:
-    left = threading.Event()
-    was_active = []
+def test_a_session_ends_when_its_client_is_gone() -> None:
+    left, told = threading.Event(), threading.Event()
+    peers = []
 
     def join(requests: Iterator[Any], peer: JoinPeer) -> Iterator[Any]:
-        for request in requests:
-            assert peer.is_active()
-            yield env_answer(request)
-        was_active.append(peer.is_active())
-        called = threading.Event()
-        peer.on_disconnect(called.set)  # Too late to be told, so it is told at once.
-        assert called.wait(WAIT)
-        left.set()
+        peers.append(peer)
+        peer.on_disconnect(told.set)
+        try:
+            for request in requests:
+                assert peer.is_active()
+                yield env_answer(request)
+        finally:  # Either the requests have ended, or nobody takes an answer any more.
+            left.set()
 
     with env_host(join) as address:
         session = EnvSession.open(address)
         session.reset().result(WAIT)
         session._connection.abandon()
         assert left.wait(WAIT)
-    assert was_active == [False]
+        assert told.wait(WAIT)
+        assert not peers[0].is_active()
+        late = threading.Event()
+        peers[0].on_disconnect(late.set)  # Too late to be told, so it is told at once.
+        assert late.is_set()
 
 
 def test_large_messages_both_ways() -> None:
