@@ -167,8 +167,8 @@ class LocalRuntimeEnv:
         num_rows = self.envs.num_envs
         form = self._observation_format
         leaves = form.codec.flatten(observations, num_rows)
-        if getattr(self.envs.unwrapped, "copy", None) is not True:
-            # Whoever says nothing of copies may write its next observation over this one.
+        if self.envs is not self.envs.unwrapped or getattr(self.envs, "copy", None) is not True:
+            # Whoever does not promise copies may write its next observation over this one.
             leaves = [leaf.copy() for leaf in leaves]
         return form.from_leaves(leaves, num_rows)
 
