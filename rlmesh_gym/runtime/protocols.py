@@ -7,7 +7,7 @@ neither side needs to know whether the other one is remote.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +97,6 @@ class HistoryRows:
     episodes: tuple[Episode, ...]
 
 
-@runtime_checkable
 class RuntimeEnv(Protocol):
     """One env endpoint of a run.
 
@@ -184,7 +183,6 @@ class RuntimeEnv(Protocol):
         ...
 
 
-@runtime_checkable
 class RuntimeModel(Protocol):
     """The model of a run.
 

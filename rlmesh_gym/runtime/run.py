@@ -12,7 +12,6 @@ from rlmesh_gym.policy import RemotePolicy
 from rlmesh_gym.rpc import EnvSession, ModelSession
 from rlmesh_gym.runtime.driver import RuntimeDriver
 from rlmesh_gym.runtime.local import LocalRuntimeEnv, LocalRuntimeModel
-from rlmesh_gym.runtime.protocols import RuntimeEnv, RuntimeModel
 from rlmesh_gym.runtime.remote import RemoteRuntimeEnv, RemoteRuntimeModel
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
 from rlmesh_gym.server.handler import ModelHandler
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc import TLSConfig
     from rlmesh_gym.runtime.calls import EventLike
     from rlmesh_gym.runtime.hooks import RuntimeHooks
+    from rlmesh_gym.runtime.protocols import RuntimeEnv, RuntimeModel
     from rlmesh_gym.runtime.report import RuntimeReport
 
 __all__ = ["as_runtime_env", "as_runtime_model", "run"]
@@ -132,8 +132,9 @@ def as_runtime_env(
         return RemoteRuntimeEnv(session=env)
     if isinstance(env, (VectorEnv, gymnasium.Env)):
         return LocalRuntimeEnv(env)
-    if isinstance(env, RuntimeEnv):
-        return env
+    if _has_methods(env, "connect", "reset", "step", "close"):
+        end: RuntimeEnv = env
+        return end
     message = (
         "env must be an address, several addresses, a VectorEnv or an Env, got "
         f"{type(env).__name__}"
@@ -158,8 +159,9 @@ def as_runtime_model(
         return RemoteRuntimeModel(session=policy.session)
     if isinstance(policy, ModelSession):
         return RemoteRuntimeModel(session=policy)
-    if isinstance(policy, RuntimeModel):
-        return policy
+    if _has_methods(policy, "connect", "resolve", "predict", "close"):
+        end: RuntimeModel = policy
+        return end
     if isinstance(policy, ModelHandler) or callable(policy):
         return LocalRuntimeModel(policy)
     message = (
@@ -167,3 +169,8 @@ def as_runtime_model(
         f"{type(policy).__name__}"
     )
     raise ConfigurationError(message)
+
+
+def _has_methods(candidate: Any, *names: str) -> bool:
+    # On the type: an end that is not connected yet has properties that only raise.
+    return all(callable(getattr(type(candidate), name, None)) for name in names)

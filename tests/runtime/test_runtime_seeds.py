@@ -16,9 +16,8 @@ UINT64 = st.integers(0, 2**64 - 1)
 
 
 def fnv1a(data: bytes) -> int:
-    return reduce(
-        lambda state, byte: ((state ^ byte) * 1099511628211) % 2**64, data, 14695981039346656037
-    )
+    prime, basis = 1099511628211, 14695981039346656037
+    return reduce(lambda state, byte: ((state ^ byte) * prime) % 2**64, data, basis)
 
 
 def expected_seed(base: int, session: str, generation: int, lane: int) -> int:

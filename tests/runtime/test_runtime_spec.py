@@ -43,7 +43,8 @@ def test_what_is_wrong_is_named(options: dict[str, Any], match: str) -> None:
 
 
 def test_the_number_of_seeds_is_the_number_of_episodes() -> None:
-    spec = RuntimeSessionSpec(episode_seeds=(np.int64(4), 5)).validate()
+    seeds: Any = (np.int64(4), 5)
+    spec = RuntimeSessionSpec(episode_seeds=seeds).validate()
     assert spec.max_episodes == 2
     assert spec.episode_seeds == (4, 5)
     assert all(type(seed) is int for seed in spec.episode_seeds or ())

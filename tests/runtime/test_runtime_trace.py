@@ -1,8 +1,8 @@
 """Requests and events of one small run, in order, in each autoreset mode, with and without chunks.
 
 Two lanes, whose episodes last 2 and 3 steps; four episodes, so two for each lane. Episodes are
-called ``lane.number``; ``>`` marks a request, everything else is an event. What every run has at its
-ends stands in ``HEAD`` and ``TAIL``.
+called ``lane.number``; ``>`` marks a request, everything else is an event. What every run has at
+its ends stands in ``HEAD`` and ``TAIL``.
 """
 
 from __future__ import annotations
