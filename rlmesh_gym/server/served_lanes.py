@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.codec import EnvContract, SpaceCodec
@@ -56,6 +57,7 @@ class ServedLanes(ServedEnv):
                     )
         self.observation_codec = SpaceCodec(first.observation_space)
         self.action_codec = SpaceCodec(first.action_space)
+        self._is_discrete = isinstance(first.action_space, Discrete)
         metadata = dict(first.metadata or {})
         metadata.pop("autoreset_mode", None)
         self.contract = EnvContract(
@@ -96,9 +98,8 @@ class ServedLanes(ServedEnv):
         observations, infos, durations = [], [], []
         rewards, terminated, truncated = [], [], []
         clock = time.perf_counter_ns
-        take = self.action_codec.unflatten_row
-        for row, lane in enumerate(self._named(lanes)):
-            lane_action = take(action, row)
+        named = self._named(lanes)
+        for lane, lane_action in zip(named, self._actions(action, len(named)), strict=True):
             begun = clock()
             result = self.envs[lane].step(lane_action)
             durations.append(clock() - begun)
@@ -162,6 +163,12 @@ class ServedLanes(ServedEnv):
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def _actions(self, action: Leaves, rows: int) -> Sequence[Any]:
+        """Return the actions row by row, each as its space samples it."""
+        if self._is_discrete:
+            return list(action[0])  # Numpy integers already; a step of many lanes feels the rest.
+        return [self.action_codec.unflatten_row(action, row) for row in range(rows)]
 
     def _named(self, lanes: Sequence[int] | None) -> Sequence[int]:
         return range(len(self.envs)) if lanes is None else lanes
