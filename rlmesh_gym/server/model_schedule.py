@@ -12,6 +12,8 @@ from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from rlmesh_gym.server.model_faults import closed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -78,12 +80,21 @@ class ModelThread:
 
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def run(self, task: Callable[[], None]) -> None:
-        """Queue a task. It must deal with its own exceptions."""
-        self._tasks.put(task)
+        """Queue a task. It must deal with its own exceptions.
+
+        Raises:
+            ModelError: CLOSED: after :meth:`close`.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise closed()
+            self._tasks.put(task)
 
     def has_more(self) -> bool:
         """Whether something waits behind the task at work."""
@@ -91,8 +102,10 @@ class ModelThread:
 
     def close(self, last: Callable[[], None]) -> None:
         """Queue a last task and end the thread after it, without waiting."""
-        self._tasks.put(last)
-        self._tasks.put(None)
+        with self._lock:
+            self._is_closed = True
+            self._tasks.put(last)
+            self._tasks.put(None)
 
     def join(self, timeout: float | None) -> bool:
         """Wait for the end; False when the time in seconds ran out."""

@@ -32,6 +32,10 @@ _logger = logging.getLogger(__name__)
 MAX_IN_WORK = 32
 """Requests of one stream that are read but not answered; further ones wait in the transport."""
 
+_PATIENCE = 0.0005
+"""Seconds that the reader leaves the interpreter to the only request in work. Short ones are
+answered by then, and do not share the interpreter with the look for the next."""
+
 _KINDS: dict[str | None, type[Exchange]] = {
     "resolve_adapter": Resolve,
     "predict": Predict,
@@ -61,6 +65,7 @@ class ModelStream:
         self._changed = threading.Condition()
         self._in_work = 0
         self._draining = False
+        self._quiet = threading.Lock()  # Held while something is in work.
 
     def responses(self) -> Iterator[interaction_pb2.JoinResponse]:
         """Serve until the client closes or is lost; gives the answers as they become ready."""
@@ -133,7 +138,10 @@ class ModelStream:
 
     def _dispatch(self, request: interaction_pb2.JoinRequest, received_ns: int) -> None:
         kind = _KINDS.get(request.WhichOneof("kind"), Unknown)
+        self._quiet.acquire(blocking=False)
         self.service.dispatch(kind(self.service, self, request, received_ns, self._outbox.put))
+        if self._in_work == 1:
+            self._quiet.acquire(timeout=_PATIENCE)
 
     def _refuse(self, request: interaction_pb2.JoinRequest) -> None:
         error = encode_fault(closed(), "join")
@@ -160,11 +168,11 @@ class ModelStream:
 
     def _admit(self) -> bool:
         """Wait for room; False when the stream is over."""
-        if not self._wait(lambda: self._in_work < MAX_IN_WORK):
-            return False
+        if self._in_work >= MAX_IN_WORK:  # Only this thread adds to it.
+            self._wait(lambda: self._in_work < MAX_IN_WORK)
         with self._changed:
             self._in_work += 1
-        return True
+        return not self.ended
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
         with self._changed:
@@ -175,5 +183,8 @@ class ModelStream:
         with self._changed:
             self._in_work -= 1
             self._changed.notify_all()
-            if self._draining and self._in_work == 0:
-                self._outbox.put(None)
+            if self._in_work == 0:
+                if self._quiet.locked():
+                    self._quiet.release()
+                if self._draining:
+                    self._outbox.put(None)

@@ -10,7 +10,7 @@ import pytest
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as pb
 from rlmesh_gym.errors import ModelError
-from rlmesh_gym.rpc import ModelSession
+from rlmesh_gym.rpc import ModelSession, Refused
 from rlmesh_gym.server import ModelObservation, ModelRouteSetup, RouteNeeds
 from rlmesh_gym.server.model_stream import MAX_IN_WORK, ModelStream
 from tests.model_client import (
@@ -102,6 +102,7 @@ class LiveStream:
     def join(self) -> None:
         self._thread.join(TIMEOUT)
         assert not self._thread.is_alive()
+        self._requests.put(None)  # gRPC ends the requests with the call.
 
     def _iterate(self) -> Iterator[pb.JoinRequest]:
         while (request := self._requests.get()) is not None:
@@ -517,3 +518,37 @@ def test_a_client_that_dies_leaves_its_adapter_to_the_next(socket_dir: Path) -> 
             session.resolve_adapter("env", request.env_spec).result(TIMEOUT)
         with connected(server) as client:
             assert client.predict({"a": 2}) == [[2.0]]
+
+
+def test_a_close_that_comes_too_late_ends_all_the_same() -> None:
+    with service_of(EchoHandler()) as service:
+        stream = LiveStream(service)
+        stream.send(resolve_request())
+        stream.next()
+        assert service.close(TIMEOUT)  # The model thread has ended.
+        stream.send(predict_request({"a": 1}))
+        assert stream.next().error.code == pb.MODEL_ERROR_CODE_CLOSED
+        stream.send(request_of("close"))
+        assert stream.next().HasField("close")
+        stream.join()
+
+
+def test_a_stopping_server_takes_no_further_requests() -> None:
+    handler = GatedHandler()
+    with service_of(handler) as service:
+        stream = LiveStream(service)
+        stream.send(resolve_request("slow", request_id="0"))
+        stream.next()
+        stream.send(predict_request({"a": 1}, "slow", request_id="1"))
+        assert handler.entered.acquire(timeout=TIMEOUT)
+        service.drain()
+        stream.send(predict_request({"a": 2}, "slow", request_id="2"))
+        refused = stream.next()
+        assert refused.request_id == "2"
+        assert refused.error.code == pb.MODEL_ERROR_CODE_CLOSED
+        assert not refused.error.is_recoverable
+        handler.gate.set()
+        assert stream.next().request_id == "1"
+        stream.join()
+        with pytest.raises(Refused, match="stopping"):
+            exchange(service, resolve_request())
