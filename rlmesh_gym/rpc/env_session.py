@@ -232,11 +232,14 @@ class EnvSession:
         Raises:
             ResetNeededError: The stream has ended; ``reset`` opens a new one.
         """
-        request = interaction_pb2.JoinRequest(
-            step=interaction_pb2.StepRequest(
-                action=action, env_indices=env_indices, episode_ids=episode_ids
-            )
-        )
+        request = interaction_pb2.JoinRequest()
+        step = request.step
+        # One copy. Nested constructors make a slow one per level (measured: 3 ms for 2 MB).
+        step.action.CopyFrom(action)
+        if len(env_indices):
+            step.env_indices.extend(env_indices)
+        if len(episode_ids):
+            step.episode_ids.extend(episode_ids)
         return self._send(request, "step", env_indices)
 
     def render(self, env_indices: Sequence[int] = ()) -> Pending[interaction_pb2.RenderResponse]:
@@ -286,7 +289,10 @@ class EnvSession:
         if stream is None or not stream.is_open:
             stream = self._open_stream(kind, may_reopen=may_reopen)
         return stream.send(
-            request, kind, lanes=lanes, timeout=cast("float | None", getattr(self.timeouts, kind))
+            request,
+            kind,
+            lanes=tuple(lanes),
+            timeout=cast("float | None", getattr(self.timeouts, kind)),
         )
 
     def _open_stream(self, kind: str, *, may_reopen: bool) -> JoinStream:
