@@ -1,7 +1,8 @@
 """A stand-in for ``EnvSession`` that runs its envs here, in any mode, with any capabilities.
 
 It answers as an endpoint would, messages included, so that every cell of the conversion table can
-be tried without sockets; also those that no server of ours offers, such as SAME_STEP with subset step.
+be tried without sockets; also those that no server of ours offers, such as SAME_STEP with subset
+step.
 """
 
 from __future__ import annotations
