@@ -56,7 +56,8 @@ class HistoryNeeds:
 
     Attributes:
         keys: The model inputs that look back; empty for the whole observation.
-        prunable: Rows may leave out what the keys do not name. Clients may send full rows anyway.
+        prunable: Rows may leave out what the keys do not name, which then comes as zeros and empty
+            strings. Clients may send full rows anyway.
     """
 
     keys: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlmesh_gym._proto.spaces.v1 import value_pb2
 from rlmesh_gym.errors import CodecError, ModelError
 from rlmesh_gym.server.handler import HistoryFrame, ModelObservation, PredictFrames
 from rlmesh_gym.server.model_faults import invalid
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rlmesh_gym._proto.model.v1 import interaction_pb2
-    from rlmesh_gym._proto.spaces.v1 import value_pb2
     from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.server.model_routes import Route
 
@@ -64,7 +64,7 @@ def decode_predict(
         if not route.wants_history:
             message = "predict: history rows on a route that did not ask for them"
             raise invalid(message, env_id=env_id, episode_ids=episode_ids)
-        history = tuple(_decode_frame(codec, frame, env_id) for frame in request.history)
+        history = tuple(_decode_frame(route, codec, frame) for frame in request.history)
     observation = ModelObservation(
         env_id=env_id,
         observation=codec.unflatten(leaves, len(episode_ids)),
@@ -158,14 +158,28 @@ def _episodes(
 
 
 def _decode_frame(
-    codec: SpaceCodec, frame: interaction_pb2.ObservationHistoryFrame, env_id: str
+    route: Route, codec: SpaceCodec, frame: interaction_pb2.ObservationHistoryFrame
 ) -> HistoryFrame:
+    env_id = route.env_id
     what = f"predict: history row of step {frame.step}"
     if not frame.HasField("observation"):
         raise invalid(f"{what} has no observation", env_id=env_id)
     episode_ids, seeds = _episodes(frame.episode_info, env_id, what)
-    leaves = _decode_rows(codec, frame.observation, episode_ids, env_id, what)
+    value = frame.observation
+    needs = route.model_route.needs.history
+    if needs is not None and needs.prunable and len(value.leaves) == len(codec.paths):
+        value = _fill(codec, value, len(episode_ids))
+    leaves = _decode_rows(codec, value, episode_ids, env_id, what)
     return HistoryFrame(frame.step, codec.unflatten(leaves, len(episode_ids)), episode_ids, seeds)
+
+
+def _fill(codec: SpaceCodec, value: value_pb2.SpaceValue, num_rows: int) -> value_pb2.SpaceValue:
+    """Put zeros and empty strings where a client has left leaves out."""
+    if all(value.leaves):
+        return value
+    blank = codec.encode(codec.empty(num_rows), num_rows)
+    pairs = zip(value.leaves, blank.leaves, strict=True)
+    return value_pb2.SpaceValue(leaves=[given or empty for given, empty in pairs])
 
 
 def _decode_rows(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.errors import ModelError
 from rlmesh_gym.server import (
     HistoryNeeds,
@@ -149,6 +152,42 @@ def test_malformed_history_is_refused() -> None:
     assert "no observation" in messages[2]
     assert "nan" in messages[3]
     assert handler.seen == []
+
+
+@pytest.mark.parametrize("prunable", [True, False])
+def test_rows_may_be_pruned_where_the_route_allows_it(prunable: bool) -> None:
+    class Pruning(HistorySetup):
+        def resolve_adapter(self, env_id: str, contract: Any, options: Any) -> RouteNeeds:
+            return RouteNeeds(history=HistoryNeeds(("image",), prunable=prunable))
+
+    handler = HistoryHandler()
+    handler.setup = Pruning()
+    space = spaces.Dict(image=spaces.Box(0, 255, (2,), np.uint8), words=spaces.Text(5))
+    codec = SpaceCodec(space)
+    batch = {"image": np.array([[7, 8]], np.uint8), "words": ("hello",)}
+    full = codec.encode(codec.flatten(batch, 1), 1)
+    row = frame(1, {"a": 0})
+    row.observation.CopyFrom(full)
+    row.observation.leaves[1] = b""
+    request = predict_request({"a": 0}, request_id="1", step=2, history=[row])
+    request.predict.observation.CopyFrom(full)
+    with service_of(handler) as service:
+        resolved, answer = exchange(
+            service,
+            resolve_request(
+                request_id="0", delivers_history=True, observation_space=space, action_space=space
+            ),
+            request,
+        )
+    assert resolved.resolve_adapter.history.prunable is prunable
+    if prunable:
+        assert answer.HasField("predict"), answer.error.message
+        (delivered,) = handler.seen[0].history
+        assert delivered.observation["image"].tolist() == [[7, 8]]
+        assert delivered.observation["words"] == ("",)
+        assert handler.seen[0].observation["words"] == ("hello",)
+    else:
+        assert "do not fit" in answer.error.message
 
 
 def test_history_that_nobody_asked_for_is_refused_and_a_step_is_passed_on() -> None:
