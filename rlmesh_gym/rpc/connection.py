@@ -42,13 +42,17 @@ _live: weakref.WeakSet[Connection] = weakref.WeakSet()
 _inherited: list[Connection] = []
 
 
-def _keep_inherited() -> None:
+_forked_pids: set[int] = set()  # This process, where it was forked after gRPC had been loaded.
+
+
+def _note_fork() -> None:
     # In a forked child gRPC's threads are gone, and freeing its objects may wait for them for ever.
     _inherited.extend(_live)
+    _forked_pids.add(os.getpid())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_keep_inherited)
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ class Connection:
         Raises:
             UnavailableError: Nothing listens there, or something that is no gRPC server.
             DeadlineError: No answer within ``timeouts.connect``.
+            ForkedError: The same in a forked process, where gRPC may not work.
             AuthenticationError: The token was refused.
             ProtocolError: Another kind of endpoint, another protocol, no common edition.
         """
@@ -238,6 +243,12 @@ class Connection:
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return wrong_service(
                 details, endpoint=endpoint, kind=kind, is_other_kind=self._serves_other_kind()
+            )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and os.getpid() in _forked_pids:
+            return ForkedError(
+                f"{endpoint}: no answer to the handshake. This process was forked from one that "
+                f"uses gRPC, which grpcio {grpc.__version__} may not survive; start workers with "
+                "the spawn method, or upgrade grpcio"
             )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return late_handshake(self.timeouts.connect, endpoint=endpoint, kind=kind)

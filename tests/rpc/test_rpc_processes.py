@@ -103,8 +103,11 @@ import warnings
 warnings.simplefilter("ignore")
 
 def connect_anew(address):
-    with EnvSession.open(address) as own:
-        raise SystemExit(5 if own.contract.num_envs == 2 else 1)
+    try:
+        with EnvSession.open(address, timeouts={"connect": 3.0}) as own:
+            raise SystemExit(5 if own.contract.num_envs == 2 else 1)
+    except ForkedError as error:
+        raise SystemExit(6 if "spawn" in str(error) else 1)
 
 child = multiprocessing.get_context("fork").Process(target=connect_anew, args=(sys.argv[1],))
 child.start()
@@ -195,10 +198,11 @@ def test_a_pending_in_a_forked_child(blocking_address: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_worker_connects_anew() -> None:
+def test_a_forked_worker_connects_anew_or_is_told_why_not() -> None:
     with env_host() as address, start(MULTIPROCESSING, address) as process:
         stdout, stderr = process.communicate(timeout=60)
-    assert "EXIT 5" in stdout, stderr
+    # Newer releases of gRPC work in the child; with older ones it is told what to do.
+    assert stdout.strip() in {"EXIT 5", "EXIT 6"}, stderr
 
 
 def test_server_process_ends_on_interrupt() -> None:
