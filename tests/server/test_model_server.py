@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -257,3 +260,55 @@ def test_no_request_is_kept_after_its_answer(socket_dir: Path) -> None:
         client.resolve("another")  # Its turn comes after the last answer has been sent.
         gc.collect()
         assert sum(reference() is not None for reference in kept) <= 1
+
+
+def test_a_client_that_goes_in_the_middle_of_a_call_hurts_nobody(socket_dir: Path) -> None:
+    handler = Hanging()
+    with serving(handler, socket_dir) as server:
+        with connected(server) as client:
+            client.resolve()
+            client.begin({"a": 1})
+            client.begin({"a": 2})
+            assert handler.entered.wait(TIMEOUT)
+        handler.gate.set()
+        with connected(server) as client:
+            assert client.predict({"a": 3}) == [[3.0]]
+        # The second request was dropped with its client.
+        assert [float(seen.observation[0, 0]) for seen in handler.seen] == [1.0, 3.0]
+
+
+_FORGETFUL = """
+import sys, threading
+import rlmesh_gym as rg
+from rlmesh_gym.rpc import ModelSession
+from tests.model_client import Client, EchoHandler
+entered = threading.Event()
+
+class Hanging(EchoHandler):
+    def predict(self, observation):
+        entered.set()
+        threading.Event().wait()
+
+server = rg.ModelServer(Hanging(), f"unix://{sys.argv[1]}/model.sock")
+server.start()
+client = Client(ModelSession.open(server.address))
+client.resolve()
+client.begin({"a": 1})
+entered.wait()
+print("leaving", flush=True)
+"""
+
+
+def test_a_process_ends_although_its_model_hangs(socket_dir: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _FORGETFUL, str(socket_dir)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "leaving\n"
+        begun = time.monotonic()
+        assert process.wait(TIMEOUT) == 0
+        assert time.monotonic() - begun < 2.0
+    finally:
+        process.kill()
+        process.communicate()
