@@ -1,0 +1,231 @@
+"""Lost endpoints: one clear error, or a restart that the other lanes never notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import rlmesh_gym.env.vector_env
+from rlmesh_gym.env import RemoteVectorEnv
+from rlmesh_gym.errors import (
+    ConfigurationError,
+    EnvError,
+    ResetNeededError,
+    UnavailableError,
+)
+from rlmesh_gym.lanes import LanePhase
+from rlmesh_gym.server import EnvServer
+from tests.env.local_session import LocalSession, LocalSource
+from tests.fake_envs import CountingEnv
+
+MODES = list(AutoresetMode)
+
+
+class Pair:
+    """A vector over two local endpoints of two lanes each; the second one can be lost."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, mode: AutoresetMode, **options: Any
+    ) -> None:
+        def make(first_lane: int) -> LocalSession:
+            lanes = range(first_lane, first_lane + 2)
+            return LocalSession(
+                [partial(CountingEnv, 6, base=100.0 * lane) for lane in lanes], mode
+            )
+
+        self.steady = LocalSource(partial(make, 0))
+        self.shaky = LocalSource(partial(make, 2))
+        sources = [self.steady, self.shaky]
+        monkeypatch.setattr(rlmesh_gym.env.vector_env, "find_sources", lambda **_: sources)
+        monkeypatch.setattr(rlmesh_gym.env.recovery, "_FIRST_PAUSE", 0.001)
+        self.envs = RemoteVectorEnv(autoreset_mode=mode, **options)
+
+    @property
+    def session(self) -> LocalSession:
+        return self.shaky.sessions[-1]
+
+
+LOSSES = [
+    UnavailableError("lost", endpoint="local"),
+    EnvError("broken", code="INTERNAL", is_recoverable=False),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=["lost", "broken"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_restart(monkeypatch: pytest.MonkeyPatch, mode: AutoresetMode, loss: Any) -> None:
+    pair = Pair(monkeypatch, mode, on_failure="restart")
+    with pair.envs as envs:
+        envs.reset(seed=1)
+        envs.step([1, 1, 1, 1])
+        before = envs.episode_ids
+        pair.session.fail_next = loss
+        pair.shaky.refusals = 2
+        observations, rewards, terminations, truncations, infos = envs.step([2, 2, 2, 2])
+        assert rewards.tolist() == [2.0, 2.0, 0.0, 0.0]
+        assert terminations.tolist() == [False] * 4
+        assert truncations.tolist() == [False, False, True, True]
+        assert infos["interrupted"].tolist() == [False, False, True, True]
+        assert infos["_interrupted"].tolist() == [False, False, True, True]
+        assert infos["t"].tolist()[:2] == [2, 2]
+        records = envs.episodes.interrupted
+        assert [(record.lane, record.episode_id, record.length) for record in records] == [
+            (2, before[2], 1),
+            (3, before[3], 1),
+        ]
+        assert envs.episode_ids[:2] == before[:2]
+        if mode is AutoresetMode.SAME_STEP:
+            # The server lost its count of episodes, so they begin at 0 again.
+            assert observations[:, 0].tolist() == [2.0, 102.0, 200.0, 300.0]
+            assert [value[0] for value in infos["final_obs"][2:]] == [201.0, 301.0]
+            assert infos["final_info"]["interrupted"].tolist() == [False, False, True, True]
+        else:
+            # The last that was really seen.
+            assert observations[:, 0].tolist() == [2.0, 102.0, 201.0, 301.0]
+            assert envs.lane_phases[2:] == (LanePhase.ENDED,) * 2
+            if mode is AutoresetMode.NEXT_STEP:
+                observations, rewards, _, truncations, infos = envs.step([3, 3, 3, 3])
+                assert observations[:, 0].tolist() == [3.0, 103.0, 200.0, 300.0]
+                assert rewards.tolist() == [3.0, 3.0, 0.0, 0.0]
+            else:
+                with pytest.raises(ResetNeededError):
+                    envs.step([0] * 4)
+                observations, infos = envs.reset(options={"reset_mask": truncations})
+                assert observations[:, 0].tolist() == [2.0, 102.0, 200.0, 300.0]
+            assert infos["kind"].tolist()[2:] == ["reset", "reset"]
+        assert "interrupted" not in infos or mode is AutoresetMode.SAME_STEP
+        assert envs.lane_phases == (LanePhase.RUNNING,) * 4
+        assert not set(envs.episode_ids[2:]) & set(before)
+        assert len(pair.shaky.sessions) == 2
+        assert pair.shaky.sessions[0].is_closed
+        assert len(pair.steady.sessions) == 1
+        observations, *_ = envs.step([0] * 4)
+        assert observations[2:, 0].tolist() == [201.0, 301.0]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_restart_within_a_reset(monkeypatch: pytest.MonkeyPatch, mode: AutoresetMode) -> None:
+    pair = Pair(monkeypatch, mode, on_failure="restart")
+    with pair.envs as envs:
+        pair.session.fail_next = LOSSES[0]
+        observations, _ = envs.reset()
+        assert observations[:, 0].tolist() == [0.0, 100.0, 200.0, 300.0]
+        envs.step([0] * 4)
+        pair.session.fail_next = LOSSES[0]
+        assert envs.reset(seed=3)[0][:, 0].tolist() == [10.0, 110.0, 200.0, 300.0]
+
+
+def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(monkeypatch, AutoresetMode.NEXT_STEP, on_failure="restart", restart_patience=0.02)
+    with pair.envs as envs:
+        envs.reset()
+        pair.session.fail_next = LOSSES[0]
+        pair.shaky.refusals = 10**6
+        envs.step([0] * 4)
+        with pytest.raises(UnavailableError, match="nobody there"):
+            envs.step([0] * 4)
+        with pytest.raises(UnavailableError, match="nobody there"):
+            envs.reset()
+        pair.shaky.refusals = 0
+        assert envs.reset()[0][2:, 0].tolist() == [200.0, 300.0]
+
+
+def test_another_env_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(monkeypatch, AutoresetMode.NEXT_STEP, on_failure="restart")
+    with pair.envs as envs:
+        envs.reset()
+        pair.session.fail_next = LOSSES[0]
+        pair.shaky.make = lambda: LocalSession([CountingEnv], AutoresetMode.NEXT_STEP)
+        envs.step([0] * 4)
+        with pytest.raises(ConfigurationError, match="came back with another environment"):
+            envs.step([0] * 4)
+
+
+def test_recoverable_errors_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(monkeypatch, AutoresetMode.NEXT_STEP, on_failure="restart")
+    with pair.envs as envs:
+        envs.reset()
+        pair.session.fail_next = EnvError("no", code="INVALID_ACTION", is_recoverable=True)
+        with pytest.raises(EnvError, match="no"):
+            envs.step([0] * 4)
+        assert envs.step([0] * 4)[0][:, 0].tolist() == [2.0, 102.0, 201.0, 301.0]
+
+
+def test_on_failure_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match="on_failure"):
+        RemoteVectorEnv("127.0.0.1:1", on_failure="ignore")
+
+
+def test_a_dead_server_is_one_clear_error() -> None:
+    served: list[Any] = [CountingEnv(9), CountingEnv(9)]
+    server = EnvServer(served)
+    server.start()
+    envs = RemoteVectorEnv(server.address, timeouts={"close": 0.5, "connect": 2.0})
+    try:
+        envs.reset()
+        ids = envs.episode_ids
+        server.stop()
+        with pytest.raises(UnavailableError) as caught:
+            envs.step([0, 0])
+        assert caught.value.endpoint == server.address
+        assert server.address in str(caught.value)
+        assert [record.episode_id for record in envs.episodes.interrupted] == list(ids)
+        with pytest.raises(ResetNeededError, match=r"call reset\(\) first"):
+            envs.step([0, 0])
+        with pytest.raises(UnavailableError):
+            envs.reset()
+    finally:
+        server.stop()
+        envs.close()
+        envs.close()
+
+
+def test_a_server_that_comes_back_at_its_address(socket_dir: Any) -> None:
+    address = f"unix://{socket_dir}/env.sock"
+    envs = None
+    with EnvServer([CountingEnv(9)], address) as server:
+        envs = RemoteVectorEnv(server.address, on_failure="restart", autoreset_mode="SameStep")
+        envs.reset()
+        envs.step([0])
+    with envs, EnvServer([CountingEnv(9, base=500.0)], address):
+        observations, _, _, truncations, infos = envs.step([0])
+        assert truncations.tolist() == [True]
+        assert observations[:, 0].tolist() == [500.0]
+        assert infos["final_obs"][0].tolist() == [1.0]
+        assert infos["interrupted"].tolist() == [True]
+
+
+def test_a_killed_child_is_started_anew() -> None:
+    with RemoteVectorEnv(
+        env_id="tests.fake_envs:RlmeshTest/Counting-v0",
+        num_envs=2,
+        on_failure="restart",
+        workers=2,
+    ) as envs:
+        envs.reset()
+        envs.step([1, 1])
+        victim = envs._group.sources[1].server.pid  # type: ignore[attr-defined]
+        os.kill(victim, signal.SIGKILL)
+        _, rewards, _, truncations, _ = envs.step([2, 2])
+        assert rewards.tolist() == [2.0, 0.0]
+        assert truncations.tolist() == [False, True]
+        observations, *_ = envs.step([1, 1])
+        assert observations[:, 0].tolist() == [3.0, 0.0]
+
+
+def test_a_killed_child_without_restart() -> None:
+    with RemoteVectorEnv(
+        env_id="tests.fake_envs:RlmeshTest/Counting-v0", num_envs=2, timeouts={"close": 1.0}
+    ) as envs:
+        envs.reset()
+        os.kill(envs._group.sources[0].server.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        with pytest.raises(UnavailableError):
+            envs.step([1, 1])
+        assert np.array_equal(envs.reset()[0][:, 0], [0.0, 0.0])
+        envs.step([1, 1])
