@@ -17,6 +17,7 @@ from rlmesh_gym.cli.options import (
     positive_int,
 )
 from rlmesh_gym.env import RemoteVectorEnv
+from rlmesh_gym.rpc import EnvSession
 from rlmesh_gym.runtime.tables import format_duration, text_table
 
 if TYPE_CHECKING:
@@ -65,13 +66,14 @@ def execute(options: argparse.Namespace) -> int:
         envs = RemoteVectorEnv(env_id=env_id, num_envs=options.num_envs)
         name = f"remote, {options.num_envs} lanes in a child process"
     else:
-        envs = RemoteVectorEnv(
-            options.address,
-            token=options.token,
-            tls=client_tls(options),
-            timeouts=client_timeouts(options),
-        )
-        env_id = options.env_id or envs.contract.env_id
+        how: dict[str, Any] = {
+            "token": options.token,
+            "tls": client_tls(options),
+            "timeouts": client_timeouts(options),
+        }
+        with EnvSession.open(options.address, **how) as session:
+            env_id = options.env_id or session.contract.env_id
+        envs = RemoteVectorEnv(options.address, **how)
         name = f"remote, {options.address}"
     with envs:
         num_envs = envs.num_envs

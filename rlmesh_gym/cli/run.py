@@ -33,15 +33,19 @@ from rlmesh_gym.runtime.episode_recorder import EpisodeRecorder
 from rlmesh_gym.runtime.progress import ProgressBar
 from rlmesh_gym.runtime.records import EPISODES_JSONL, EpisodeJournal
 from rlmesh_gym.runtime.remote import RemoteRuntimeEnv, RemoteRuntimeModel
-from rlmesh_gym.runtime.report import EpisodeSummary, RuntimeReport
-from rlmesh_gym.runtime.report_files import write_report
+from rlmesh_gym.runtime.report_files import read_report, write_report
+from rlmesh_gym.runtime.shards import joined_sessions
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
 from rlmesh_gym.runtime.tables import report_text, telemetry_text
 from rlmesh_gym.runtime.video import VideoRecorder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rlmesh_gym.cli.run_plan import Remaining
     from rlmesh_gym.runtime.hooks import RuntimeHooks
+    from rlmesh_gym.runtime.records import Row
+    from rlmesh_gym.runtime.report import RuntimeReport
 
 __all__ = ["configure", "execute"]
 
@@ -59,6 +63,11 @@ Exit codes: 0 all episodes played, 1 failed, 2 wrong usage, 3 no env endpoint, 4
 5 environment and model do not fit, 130 interrupted. Once the run has begun, the report of what was
 done is written whatever the exit code.
 """
+
+
+_SEEDED_ONCE = (
+    "note: an endpoint cannot reset single lanes, so only each lane's first episode is seeded"
+)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -143,7 +152,10 @@ def execute(options: argparse.Namespace) -> int:
             model = stack.enter_context(ModelSession.open(plan.model, **how))
         except RemoteError as error:
             return _tell(f"model: {error}", EXIT_MODEL_UNREACHABLE)
-        return _play(plan, directory, options, _Ends(envs, model))
+        ends = _Ends(envs, model)
+        if plan.seed is not None and not ends.can_reset_lanes:
+            print(_SEEDED_ONCE, file=sys.stderr)
+        return _play(plan, directory, options, ends)
 
 
 def _plan(options: argparse.Namespace, directory: Path) -> RunPlan:
@@ -168,9 +180,21 @@ def _plan(options: argparse.Namespace, directory: Path) -> RunPlan:
 
 def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _Ends) -> int:
     with EpisodeJournal(directory) as journal:
+        earlier = journal.rows
+        _check_same_env(earlier, ends, directory)
+        remaining = plan.remaining(earlier, per_episode=ends.can_reset_lanes)
+        if earlier:
+            print(f"{len(earlier):,} episodes are done, {len(remaining.indices):,} are left")
+        if not remaining.indices:
+            return EXIT_DONE
         plan.save(directory)
-        report, error = _drive(plan, journal, options, ends)
-        report = _with_earlier(report, journal)
+        hooks: list[RuntimeHooks] = [EpisodeRecorder(journal, remaining.indices), ProgressBar()]
+        if options.video:
+            hooks.append(VideoRecorder(directory / "videos", options.video))
+        spec = _spec(plan, remaining, options.timeout, done=len(earlier))
+        session, error = _drive(spec, ends, hooks)
+        report = joined_sessions(session, read_report(directory), earlier, journal.rows)
+        report = dataclasses.replace(report, base_seed=plan.seed)
     page = write_report(report, directory)
     print(f"\n{report_text(report)}\n\n{telemetry_text(report.telemetry)}\n\nreport: {page}")
     if error is not None:
@@ -182,22 +206,24 @@ def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _En
     return EXIT_DONE
 
 
+def _check_same_env(rows: Sequence[Row], ends: _Ends, directory: Path) -> None:
+    """Refuse to mix two environments in one report."""
+    serves = ends.envs[0].contract.env_id
+    played = {str(row.get("env_id")) for row in rows} - {serves}
+    if played:
+        message = (
+            f"{directory} holds episodes of {', '.join(sorted(played))} and the endpoint serves "
+            f"{serves}; name a new directory with --report"
+        )
+        raise ConfigurationError(message)
+
+
 def _drive(
-    plan: RunPlan, journal: EpisodeJournal, options: argparse.Namespace, ends: _Ends
+    spec: RuntimeSessionSpec, ends: _Ends, hooks: list[RuntimeHooks]
 ) -> tuple[RuntimeReport, Error | None]:
-    """Play what is left; return the report of this session, and the error that ended it."""
-    remaining = plan.remaining(journal.rows, per_episode=ends.can_reset_lanes)
-    if plan.seed is not None and not ends.can_reset_lanes:
-        text = "an endpoint cannot reset single lanes, so only each lane's first episode is seeded"
-        print(f"note: {text}", file=sys.stderr)
-    done = len(journal.rows)
-    if done:
-        print(f"{done:,} episodes are done, {len(remaining.indices):,} are left")
-    hooks: list[RuntimeHooks] = [EpisodeRecorder(journal, remaining.indices), ProgressBar()]
-    if options.video:
-        hooks.append(VideoRecorder(journal.directory / "videos", options.video))
+    """Play; return the report of this session, and the error that ended it."""
     driver = RuntimeDriver(
-        _spec(plan, remaining, options.timeout, done=done),
+        spec,
         [RemoteRuntimeEnv(session=env) for env in ends.envs],
         RemoteRuntimeModel(session=ends.model),
         hooks,
@@ -235,13 +261,6 @@ def _spec(
         session_id=DEFAULT_SESSION_ID if is_first else f"resumed-{done}",
         limits=limits,
     )
-
-
-def _with_earlier(report: RuntimeReport, journal: EpisodeJournal) -> RuntimeReport:
-    """The report with the journal's episodes, of earlier sessions too, and those cut off now."""
-    done = sorted(map(EpisodeSummary.from_dict, journal.rows), key=lambda episode: episode.index)
-    cut_off = [episode for episode in report.episodes if episode.interrupted]
-    return dataclasses.replace(report, episodes=(*done, *cut_off))
 
 
 def _tell(text: str, code: int) -> int:

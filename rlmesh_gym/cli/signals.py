@@ -34,8 +34,12 @@ def interrupt_cancels(cancellation: Cancellation) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Signals can be set in the main thread only.
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.getsignal(number) for number in numbers]
+    previous = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        # Who started us with a signal ignored, as a shell does in the background, wants it so.
+        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+    }
 
     def cancel(number: int, frame: Any) -> None:
         if cancellation.is_set():
@@ -43,9 +47,9 @@ def interrupt_cancels(cancellation: Cancellation) -> Iterator[None]:
         cancellation.cancel("interrupted")
 
     try:
-        for number in numbers:
+        for number in previous:
             signal.signal(number, cancel)
         yield
     finally:
-        for number, handler in zip(numbers, previous, strict=True):
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -5,6 +5,7 @@ It decides by key what is the same episode; it reads and never writes.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,11 @@ from rlmesh_gym.runtime.report import (
 from rlmesh_gym.runtime.report_files import read_report
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["MergeSummary", "merge_episodes", "merged_report"]
+    from rlmesh_gym.runtime.records import Row
 
-Row = dict[str, Any]
+__all__ = ["MergeSummary", "joined_sessions", "merge_episodes", "merged_report", "summaries"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,19 @@ def merge_episodes(sources: Sequence[str | os.PathLike[str]]) -> MergeSummary:
     return MergeSummary(rows, duplicates, tuple(conflicts), repeats, damaged, per_source)
 
 
+def summaries(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeSummary]:
+    """The episodes of rows, in their order.
+
+    Raises:
+        ConfigurationError: A row lacks what an episode of this version has.
+    """
+    try:
+        return [EpisodeSummary.from_dict(row) for row in rows]
+    except (TypeError, ValueError) as error:
+        message = f"a line of episodes.jsonl is no episode of this version: {error}"
+        raise ConfigurationError(message) from error
+
+
 def merged_report(sources: Sequence[str | os.PathLike[str]], merged: MergeSummary) -> RuntimeReport:
     """A report over merged episodes.
 
@@ -85,11 +99,7 @@ def merged_report(sources: Sequence[str | os.PathLike[str]], merged: MergeSummar
         ConfigurationError: A source's report cannot be read, or its episodes are none.
     """
     reports = [found for source in sources if (found := read_report(source)) is not None]
-    try:
-        episodes = tuple(map(EpisodeSummary.from_dict, merged.rows))
-    except (TypeError, ValueError) as error:
-        message = f"a line of the sources is no episode of this version: {error}"
-        raise ConfigurationError(message) from error
+    episodes = tuple(summaries(merged.rows))
     env_ids = dict.fromkeys(episode.env_id for episode in episodes)
     endpoints = dict.fromkeys(episode.endpoint for episode in episodes)
     models = dict.fromkeys(report.model_endpoint for report in reports)
@@ -121,4 +131,51 @@ def merged_report(sources: Sequence[str | os.PathLike[str]], merged: MergeSummar
         error=None,
         telemetry=TelemetrySnapshot("session", "merged"),
         bottleneck=Bottleneck(sentence, {}),
+    )
+
+
+def joined_sessions(
+    session: RuntimeReport,
+    earlier: RuntimeReport | None,
+    earlier_rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+) -> RuntimeReport:
+    """The report of a resumed run: all its finished episodes, and the last session's telemetry.
+
+    Args:
+        session: What the last session returned.
+        earlier: The report before it, None when it was killed before it wrote one.
+        earlier_rows: Episodes that were finished before the last session.
+        rows: All finished episodes.
+
+    Returns:
+        The report; episodes in the order of the plan, then those that the last session cut off.
+        Steps and rewards are of all sessions as far as known, times of those with a report.
+
+    Raises:
+        ConfigurationError: A row is no episode.
+    """
+    done = sorted(summaries(rows), key=lambda episode: episode.index)
+    cut_off = [episode for episode in session.episodes if episode.interrupted]
+    report = dataclasses.replace(session, episodes=(*done, *cut_off))
+    if not earlier_rows:
+        return report
+    known = summaries(earlier_rows)
+    steps = sum(episode.length for episode in known)
+    reward = sum(episode.episode_return for episode in known)
+    duration, started_at = session.duration, min(episode.started_at for episode in known)
+    if earlier is not None:
+        duration += earlier.duration
+        started_at = min(started_at, earlier.started_at)
+        # Steps of episodes that were cut off, which the rows do not hold.
+        if earlier.total_steps > steps:
+            steps, reward = earlier.total_steps, earlier.total_reward
+    note = "The run was resumed; this and the latencies are of its last session."
+    return dataclasses.replace(
+        report,
+        total_steps=session.total_steps + steps,
+        total_reward=session.total_reward + reward,
+        duration=duration,
+        started_at=started_at,
+        bottleneck=Bottleneck(f"{session.bottleneck.sentence} {note}", session.bottleneck.shares),
     )
