@@ -52,13 +52,13 @@ class Resolve(Exchange):
                 f"bound of {MAX_EXECUTION_HORIZON}"
             )
             raise invalid(message, env_id=env_id)
-        self.service.make_room(env_id)
+        self.service.make_room(env_id, self.stream)
         contract = _decode_contract(request, env_id)
         needs = self._set_up(env_id, contract, options)
         route = Route(
             ModelRoute(env_id, contract, options, needs),
             owner=self.stream.owner(request.context),
-            stream=self.stream,
+            stream_over=self.stream.over,
         )
         self.service.routes.put(route)
         answer = self.response.resolve_adapter

@@ -66,7 +66,7 @@ class Exchange:
     def start(self) -> None:
         """Begin; never raises."""
         self._queue_ns = time.perf_counter_ns() - self._received_ns
-        if self.skippable and self.stream.ended:
+        if self.skippable and self.stream.over.is_set():
             self.finish()  # Nobody is there to read it; the model's time goes to the others.
         else:
             self.guard(self.work)

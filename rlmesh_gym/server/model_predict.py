@@ -80,7 +80,7 @@ class PredictJob:
     ) -> None:
         env_id = check_context(request.context, "predict")
         self.request = request
-        self.route = service.routes.use(env_id, stream)
+        self.route = service.routes.use(env_id, stream.over)
         stream.note_session(request.context, self.route)
         self.observation: ModelObservation
         self.observation, self._leaves = decode_predict(self.route, request)

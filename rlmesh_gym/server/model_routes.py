@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.server.model_faults import not_configured
@@ -15,15 +15,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.server.handler import ModelRoute
 
-__all__ = ["Route", "RouteTable", "StreamLife"]
-
-
-class StreamLife(Protocol):
-    """All that a route needs to know of the stream that used it last."""
-
-    @property
-    def ended(self) -> bool:
-        """The stream is over, by its client's wish or not."""
+__all__ = ["Route", "RouteTable"]
 
 
 class Route:
@@ -32,14 +24,17 @@ class Route:
     Args:
         model_route: What the handler sees.
         owner: The session that resolved it, by id or token; its close releases it.
-        stream: The stream that used it last.
+        stream_over: Set when the stream that used it last is over. Not the stream itself, which
+            would outlive its call.
     """
 
-    def __init__(self, model_route: ModelRoute, *, owner: object, stream: StreamLife) -> None:
+    def __init__(
+        self, model_route: ModelRoute, *, owner: object, stream_over: threading.Event
+    ) -> None:
         self.env_id = model_route.env_id
         self.model_route = model_route
         self.owner = owner
-        self.stream = stream
+        self.stream_over = stream_over
         self.last_used = 0
         self.given_up = False
         space = model_route.single_observation_space
@@ -73,7 +68,7 @@ class RouteTable:
     def __len__(self) -> int:
         return len(self._routes)
 
-    def use(self, env_id: str, stream: StreamLife) -> Route:
+    def use(self, env_id: str, stream_over: threading.Event) -> Route:
         """Look up a route for a request of this stream.
 
         Raises:
@@ -82,7 +77,7 @@ class RouteTable:
         route = self._routes.get(env_id)
         if route is None:
             raise not_configured(env_id)
-        route.stream = stream
+        route.stream_over = stream_over
         route.last_used = next(self._clock)
         return route
 
@@ -118,8 +113,12 @@ class RouteTable:
         """Mark the route longest unused among those whose stream is gone, each only once."""
         with self._lock:
             routes = self._routes.values()
-            orphans = [route for route in routes if route.stream.ended and not route.given_up]
+            orphans = [route for route in routes if _is_orphan(route)]
             orphan = min(orphans, key=lambda route: route.last_used, default=None)
             if orphan is not None:
                 orphan.given_up = True
         return orphan
+
+
+def _is_orphan(route: Route) -> bool:
+    return route.stream_over.is_set() and not route.given_up

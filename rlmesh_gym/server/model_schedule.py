@@ -140,10 +140,10 @@ class WorkerPool:
         """Run a task on a thread of its own. It must deal with its own exceptions."""
         with self._lock:
             inbox = self._idle.pop() if self._idle else None  # The last one is still warm.
-        if inbox is not None:
-            inbox.put(task)
-            return
-        threading.Thread(target=self._work, args=(task,), name=self._name, daemon=True).start()
+        if inbox is None:
+            inbox = SimpleQueue()
+            threading.Thread(target=self._work, args=(inbox,), name=self._name, daemon=True).start()
+        inbox.put(task)
 
     def run_all(self, tasks: Iterable[Callable[[], None]]) -> None:
         """Run several tasks."""
@@ -158,17 +158,14 @@ class WorkerPool:
         for inbox in idle:
             inbox.put(None)
 
-    def _work(self, first: Callable[[], None]) -> None:
-        inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        task: Callable[[], None] | None = first
-        while task is not None:
+    def _work(self, inbox: SimpleQueue[Callable[[], None] | None]) -> None:
+        while (task := inbox.get()) is not None:
             _run_logged(task)
+            del task  # An idle thread must not keep the last request's arrays alive.
             with self._lock:
                 if self._closed or len(self._idle) >= self._max_idle:
                     return
                 self._idle.append(inbox)
-            del task  # An idle thread must not keep the last request's arrays alive.
-            task = inbox.get()
 
 
 def _run_logged(task: Callable[[], None]) -> None:

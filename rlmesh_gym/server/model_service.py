@@ -89,8 +89,8 @@ class ModelService:
             # Telemetry must not fail a prediction that went well.
             _logger.exception("held_state or take_adapter_ns failed")
 
-    def make_room(self, env_id: str) -> None:
-        """See to it that one more environment can be resolved.
+    def make_room(self, env_id: str, stream: ModelStream) -> None:
+        """See to it that one more environment can be resolved for this stream.
 
         Raises:
             ModelError: BUSY: the table is full of environments whose clients are connected.
@@ -105,15 +105,17 @@ class ModelService:
             )
             raise ModelError(message, code="BUSY", is_recoverable=True, env_id=env_id)
         _logger.info("giving up the adapter of env %r, whose client is gone", orphan.env_id)
-        self.release(orphan, lambda _: None)
+        self.release(orphan, stream, lambda _: None)
 
     def release(
-        self, route: Route, deliver: Callable[[interaction_pb2.JoinResponse], None]
+        self,
+        route: Route,
+        stream: ModelStream,
+        deliver: Callable[[interaction_pb2.JoinResponse], None],
     ) -> None:
         """Release a route as its client would, unless it has been resolved anew meanwhile."""
         request = interaction_pb2.JoinRequest()
         request.release_adapter.context.env_id = route.env_id
-        stream = route.stream
         received_ns = time.perf_counter_ns()
         self.dispatch(Release(self, stream, request, received_ns, deliver, expected=route))
 

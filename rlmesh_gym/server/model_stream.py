@@ -51,13 +51,16 @@ class ModelStream:
     Args:
         service: What it shares with the other streams.
         requests: The client's requests; ends at half-close, raises when the call is lost.
+
+    Attributes:
+        over: Set when the stream has ended, by its client's wish or not.
     """
 
     def __init__(
         self, service: ModelService, requests: Iterator[interaction_pb2.JoinRequest]
     ) -> None:
         self.service = service
-        self.ended = False
+        self.over = threading.Event()
         self._requests = requests
         self._token = object()
         self._sessions: set[object] = {self._token}
@@ -86,7 +89,7 @@ class ModelStream:
     def lose(self) -> None:
         """The stream is over: queued predictions are dropped, and nothing more is sent."""
         with self._changed:
-            self.ended = True
+            self.over.set()
             self._changed.notify_all()
         self._outbox.put(None)
 
@@ -155,7 +158,7 @@ class ModelStream:
         released: SimpleQueue[interaction_pb2.JoinResponse] = SimpleQueue()
         routes = self.service.routes.owned_by(self._sessions)
         for route in routes:
-            self.service.release(route, released.put)
+            self.service.release(route, self, released.put)
         response = interaction_pb2.JoinResponse(request_id=request.request_id)
         response.close.SetInParent()
         for _ in routes:
@@ -172,12 +175,12 @@ class ModelStream:
             self._wait(lambda: self._in_work < MAX_IN_WORK)
         with self._changed:
             self._in_work += 1
-        return not self.ended
+        return not self.over.is_set()
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self.ended or condition())
-            return not self.ended
+            self._changed.wait_for(lambda: self.over.is_set() or condition())
+            return not self.over.is_set()
 
     def _sent(self) -> None:
         with self._changed:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -327,6 +329,11 @@ def test_adapters_survive_a_lost_stream() -> None:
         assert second.next().HasField("predict")
         second.end()
         assert len(service.routes) == 1
+        # The adapter must not keep the calls that it was used by.
+        gone = [weakref.ref(live.stream) for live in (first, second)]
+        del first, second
+        gc.collect()
+        assert [reference() for reference in gone] == [None, None]
 
 
 def test_close_ends_only_the_session_that_sent_it() -> None:
