@@ -40,8 +40,6 @@ _BUSY_GRACE_SECONDS = 0.5
 
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
 _inherited: list[Connection] = []
-
-
 _forked_pids: set[int] = set()  # This process, where it was forked after gRPC had been loaded.
 
 
@@ -226,7 +224,10 @@ class Connection:
             request_serializer=type(request).SerializeToString,
             response_deserializer=getattr(messages, f"{name}Response").FromString,
         )
-        return call(request, timeout=timeout, metadata=self._metadata)
+        try:
+            return call(request, timeout=timeout, metadata=self._metadata)
+        except ValueError as error:  # How gRPC says that another thread has closed the channel.
+            raise ClosedError(f"{self.endpoint}: {name}: the session was closed") from error
 
     def _error(self, error: grpc.RpcError, operation: str) -> Exception:
         return error_from_status(

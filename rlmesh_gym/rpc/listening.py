@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -15,17 +16,36 @@ if TYPE_CHECKING:
 
 __all__ = ["claim", "explain_bind_failure"]
 
+_IN_USE = "address in use by another server"
+_PROBE_SECONDS = 1.0
+
 
 def claim(address: Address) -> None:
-    """Make sure that a Unix socket's path is free; remove the socket file of a dead server.
+    """Make sure that an address is free, since gRPC itself does not say why it could not bind it.
 
-    gRPC removes any socket file in its way, also that of a server that still runs.
+    Of a Unix socket, the file that a dead server has left is removed. gRPC would remove any socket
+    file in its way, also that of a server that still runs.
 
     Raises:
-        ConfigurationError: A server listens there, or the path is something else's.
+        ConfigurationError: A server listens there, or the address cannot be bound.
     """
-    if address.kind != "unix":
-        return
+    if address.kind == "unix":
+        _claim_path(address)
+    elif address.port:
+        reason = _why_not_bound(address)
+        if reason:
+            raise ConfigurationError(f"cannot listen on {address.display}: {reason}")
+
+
+def explain_bind_failure(address: Address) -> ConfigurationError:
+    """Return the error for an address that gRPC could not bind."""
+    reason = _why_not_bound(address) if address.kind == "tcp" else ""
+    return ConfigurationError(
+        f"cannot listen on {address.display}: {reason or 'the address cannot be bound'}"
+    )
+
+
+def _claim_path(address: Address) -> None:
     try:
         mode = os.stat(address.path).st_mode
     except FileNotFoundError:
@@ -40,33 +60,36 @@ def claim(address: Address) -> None:
             f"cannot listen on {address.display}: the path is a file that is no socket"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
+        probe.settimeout(_PROBE_SECONDS)
         try:
             probe.connect(address.path)
         except (ConnectionRefusedError, FileNotFoundError):
-            os.unlink(address.path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(address.path)
             return
         except OSError as error:
             raise ConfigurationError(
                 f"cannot listen on {address.display}: {error.strerror or error}"
             ) from error
-    raise ConfigurationError(
-        f"cannot listen on {address.display}: address in use by another server"
-    )
+    raise ConfigurationError(f"cannot listen on {address.display}: {_IN_USE}")
 
 
-def explain_bind_failure(address: Address) -> ConfigurationError:
-    """Return the error for an address that gRPC could not bind; gRPC itself does not say why."""
-    reason = "the address cannot be bound"
-    if address.kind == "tcp":
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.bind((address.host, address.port))
-        except OSError as error:
-            reason = (
-                "address in use by another server"
-                if error.errno == errno.EADDRINUSE
-                else (error.strerror or str(error))
-            )
-    return ConfigurationError(f"cannot listen on {address.display}: {reason}")
+def _why_not_bound(address: Address) -> str:
+    """Return why no socket can be bound to ``address``; empty where one can."""
+    reason = ""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return error.strerror or str(error)
+    for family, kind, protocol, _, target in found:
+        with socket.socket(family, kind, protocol) as probe:
+            # As gRPC does; else connections of a server that has just ended would count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(target)
+            except OSError as error:
+                in_use = error.errno == errno.EADDRINUSE
+                reason = _IN_USE if in_use else (error.strerror or str(error))
+            else:
+                return ""
+    return reason

@@ -53,6 +53,15 @@ ENDINGS = {
         "threading.Thread(target=wait, args=(session.step(ACTION),), daemon=True).start()"
     ),
     "a server runs": "host = env_host(); host.__enter__()",
+    "a server is at work": (
+        "inside = threading.Event()\n"
+        "def join(requests, peer):\n"
+        "    for request in requests:\n"
+        "        inside.set()\n"
+        "        time.sleep(60)\n"
+        "host = env_host(join); other = EnvSession.open(host.__enter__())\n"
+        "pending = other.reset(); inside.wait(10)"
+    ),
     "a server is in use": (
         "host = env_host(); other = EnvSession.open(host.__enter__())\n"
         "other.reset().result(10); other.step(ACTION).result(10)"

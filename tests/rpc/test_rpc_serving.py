@@ -54,6 +54,14 @@ def test_tcp_address_that_cannot_be_bound() -> None:
         pass
 
 
+def test_host_name_that_nobody_has() -> None:
+    with (
+        pytest.raises(ConfigurationError, match="cannot listen on tcp://no-such-host"),
+        env_host(address="no-such-host.invalid:5"),
+    ):
+        pass
+
+
 def test_unix_address_in_use(socket_dir: Path) -> None:
     address = f"unix://{socket_dir}/a b.sock"
     with (
