@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gymnasium.envs.registration import EnvSpec
 
+    from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.env.endpoint import Endpoint
     from rlmesh_gym.env.exchange import InfoRows
     from rlmesh_gym.env.group import EndpointGroup
@@ -216,6 +217,11 @@ class RemoteEnv(gym.Env[Any, Any]):
     def episodes(self) -> EpisodeLog:
         """Episodes that are over, oldest first, up to ``episodes_kept``."""
         return self._connected().log
+
+    @property
+    def contract(self) -> EnvContract:
+        """What the endpoint promises: env id, spaces and metadata, as a policy is told."""
+        return self._connected().endpoints[0].session.contract
 
     @property
     def spec(self) -> EnvSpec | None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
+    from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.env.batch import Batch
     from rlmesh_gym.env.endpoint import Endpoint
     from rlmesh_gym.env.exchange import InfoRows
@@ -336,6 +337,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
     def episodes(self) -> EpisodeLog:
         """Episodes that are over, oldest first, up to ``episodes_kept``."""
         return self._group.log
+
+    @property
+    def contract(self) -> EnvContract:
+        """What the first endpoint promises: env id, spaces and metadata, as a policy is told."""
+        return self._group.endpoints[0].session.contract
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlmesh_gym.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["MAX_EXECUTION_HORIZON", "PlanSchedule"]
@@ -48,6 +49,10 @@ class PlanSchedule:
         *,
         prefetch: bool = False,
     ) -> None:
+        for number in (horizon, replan_interval, coalesce):
+            if number is not None and not isinstance(number, (int, np.integer)):
+                message = f"horizon, interval and coalesce are whole numbers, got {number!r}"
+                raise ConfigurationError(message)
         if not 1 <= horizon <= MAX_EXECUTION_HORIZON:
             message = f"execution_horizon is 1 to {MAX_EXECUTION_HORIZON}, got {horizon}"
             raise ConfigurationError(message)

@@ -116,6 +116,7 @@ def test_both_sources_see_the_same_boundaries(mode: AutoresetMode) -> None:
     ("arguments", "match"),
     [
         ({"horizon": 0}, "execution_horizon is 1 to 1024"),
+        ({"horizon": 2.0}, "whole numbers"),
         ({"horizon": 1025}, "execution_horizon is 1 to 1024"),
         ({"horizon": 4, "replan_interval": 5}, "replan_interval"),
         ({"horizon": 4, "replan_interval": 0}, "replan_interval"),

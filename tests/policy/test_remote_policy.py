@@ -188,6 +188,7 @@ def test_a_remote_vector_under_wrappers(mode: AutoresetMode) -> None:
         assert sorted(model.ended) == sorted(asked)
         assert model.calls[0].seeds == (7, 8, 9)
         assert model.calls[0].route.metadata["maker"] == "tests"
+        assert model.calls[0].route.contract.env_id == remote.contract.env_id
 
 
 def test_a_wrapper_that_changes_the_observation(echo: str) -> None:
