@@ -65,7 +65,7 @@ MIXED_SPACE = spaces.Dict(
         "gripper": spaces.Discrete(3, start=-1),
         "contacts": spaces.MultiBinary([2, 2]),
         "buttons": spaces.MultiDiscrete([2, 3, 4]),
-        "instruction": spaces.Text(12, min_length=0),
+        "instruction": spaces.Text(12),
         "pair": spaces.Tuple((spaces.Text(3, charset="aé☃"), spaces.Discrete(2))),
     }
 )

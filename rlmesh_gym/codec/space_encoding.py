@@ -63,13 +63,13 @@ def _box(space: spaces.Box[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: i
     spec.shape.extend(space.shape)
     spec.dtype = encode_dtype(space.dtype, path)
     low, high = space.low, space.high
-    if low.size == 0 or (np.isneginf(low).all() and np.isposinf(high).all()):
-        spec.box.unbounded = True
+    if space.dtype.kind == "f" and np.isneginf(low).all() and np.isposinf(high).all():
+        spec.box.unbounded = True  # also without elements, of which all is true
         return
-    # Equal bytes count, not equal numbers: -0.0 next to 0.0 would come back changed.
-    first_low, first_high = _wire_bytes(low.flat[0]), _wire_bytes(high.flat[0])
     all_low, all_high = _wire_bytes(low), _wire_bytes(high)
-    if first_low * low.size == all_low and first_high * high.size == all_high:
+    # Equal bytes count, not equal numbers: -0.0 next to 0.0 would come back changed.
+    first_low, first_high = all_low[: low.itemsize], all_high[: high.itemsize]
+    if low.size and first_low * low.size == all_low and first_high * high.size == all_high:
         spec.box.uniform.low = first_low
         spec.box.uniform.high = first_high
     else:
@@ -77,7 +77,7 @@ def _box(space: spaces.Box[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: i
         spec.box.elementwise.high = all_high
 
 
-def _wire_bytes(array: NDArray[Any] | np.generic) -> bytes:
+def _wire_bytes(array: NDArray[Any]) -> bytes:
     return array.astype(wire_dtype(array.dtype)).tobytes()
 
 

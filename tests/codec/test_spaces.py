@@ -102,7 +102,7 @@ class TestBounds:
             (-_INF, _INF, (3,), "i8", "uniform"),
             (0.0, _INF, (3,), "f4", "uniform"),
             (-_INF, 0.0, (3,), "f8", "uniform"),
-            (0, 255, (0,), "u1", "unbounded"),
+            (0, 255, (0,), "u1", "elementwise"),
             (0.0, 1.0, (2, 0), "f4", "unbounded"),
             (-1.0, 1.0, (), "f4", "uniform"),
             ([0.0, 0.0], [1.0, 2.0], (2,), "f4", "elementwise"),
