@@ -34,6 +34,7 @@ _MAX_SOCKET_PATH = 100
 """Unix socket paths end at 108 bytes, on some systems at 104."""
 
 _EXIT_SECONDS = 1.0
+_LINGER_SECONDS = 0.02
 _KEPT_LINES = 40
 
 
@@ -136,7 +137,7 @@ class _Child:
         for thread in self.threads:
             thread.start()
         self.finalizer = weakref.finalize(
-            self, _end, self.process, self.directory, self.threads, self.parent, _EXIT_SECONDS
+            self, _abandon, self.process, self.directory, self.threads, self.parent
         )
         stdin = self.process.stdin
         if stdin is not None:
@@ -200,6 +201,19 @@ def _echo(pipe: IO[bytes], lines: deque[str]) -> None:
         lines.append(text)
         with contextlib.suppress(AttributeError, OSError, ValueError):  # No stderr, or closed.
             sys.stderr.write(text)
+
+
+def _abandon(
+    process: subprocess.Popen[bytes],
+    directory: str,
+    threads: tuple[threading.Thread, ...],
+    parent: int,
+) -> None:
+    if os.getpid() == parent:
+        # The session has just been dropped; a child that notices ends it without a complaint
+        # that gRPC would log here.
+        time.sleep(_LINGER_SECONDS)
+        _end(process, directory, threads, parent, _EXIT_SECONDS)
 
 
 def _end(

@@ -80,7 +80,6 @@ class EndpointGroup:
         episodes_kept: int | None = 1000,
     ) -> None:
         contract = sessions[0].contract
-        self.sources = list(sources)
         self.mode = autoreset_mode
         self.timeouts = timeouts
         self.num_envs = sum(session.contract.num_envs for session in sessions)
@@ -113,6 +112,8 @@ class EndpointGroup:
             self.endpoints.append(endpoint)
             self.conversions.append(choose_conversion(endpoint, autoreset_mode))
             start += endpoint.num_envs
+        # Last, so that a forgotten vector drops its sessions before the servers that it embeds.
+        self.sources = list(sources)
 
     @property
     def ignored_actions(self) -> NDArray[np.bool_] | None:

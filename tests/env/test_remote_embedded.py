@@ -1,0 +1,353 @@
+"""Embedded endpoints, and the life of an environment object: pickles, forks, ends of processes."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
+from rlmesh_gym.env.embedded import EmbeddedServer
+from rlmesh_gym.errors import ConfigurationError, ForkedError, UnavailableError
+from rlmesh_gym.server import EnvServer
+from tests.env.comparison import compare
+from tests.fake_envs import CountingEnv
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNTING = "tests.fake_envs:RlmeshTest/Counting-v0"
+
+
+def pid_of(envs: Any, worker: int = 0) -> int:
+    pid = envs._group.sources[worker].server.pid
+    assert isinstance(pid, int)
+    return pid
+
+
+def is_gone(pid: int, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("mode", [None, *AutoresetMode], ids=str)
+def test_embedded_equals_sync(mode: AutoresetMode | None) -> None:
+    with RemoteVectorEnv(
+        env_id=COUNTING, num_envs=3, workers=2, autoreset_mode=mode, length=3, base=4.0
+    ) as envs:
+        shown = AutoresetMode.NEXT_STEP if mode is None else mode
+        assert envs.autoreset_mode is shown
+        assert [endpoint.num_envs for endpoint in envs._group.endpoints] == [2, 1]
+        assert all(e.address.startswith("unix://") for e in envs._group.endpoints)
+        makers = [lambda: CountingEnv(3, base=4.0)] * 3
+        compare(envs, makers, shown, steps=30)
+
+
+def test_the_child_and_its_socket_go_with_the_env() -> None:
+    envs = RemoteVectorEnv(env_id=COUNTING, num_envs=2)
+    pid = pid_of(envs)
+    socket = Path(envs._group.endpoints[0].address.removeprefix("unix://"))
+    assert socket.exists()
+    assert (socket.parent.stat().st_mode & 0o777) == 0o700
+    envs.reset()
+    envs.close()
+    assert is_gone(pid)
+    assert not socket.parent.exists()
+    envs.close()
+
+
+def test_a_forgotten_env_ends_its_child() -> None:
+    envs = RemoteVectorEnv(env_id=COUNTING, num_envs=2)
+    envs.reset()
+    pid = pid_of(envs)
+    del envs
+    gc.collect()
+    assert is_gone(pid)
+
+
+def test_max_episode_steps_is_made_into_the_env() -> None:
+    with RemoteVectorEnv(env_id=COUNTING, num_envs=2, max_episode_steps=2) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        assert envs.step([0, 0])[3].tolist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"env_id": "NoSuchEnv-v0"}, r"NoSuchEnv.*'module:Name-v0'"),
+        ({"env_id": "no_such_module:NoSuchEnv-v0"}, "no_such_module"),
+        ({"env_id": COUNTING, "no_such_argument": 1}, "no_such_argument"),
+        ({"env_id": COUNTING, "base": object()}, "plain data"),
+        ({"env_id": COUNTING, "workers": 3, "num_envs": 2}, "workers must be between 1 and"),
+        ({"env_id": COUNTING, "num_envs": 0}, "num_envs must be 1 or more"),
+        ({"env_id": COUNTING, "autoreset_mode": "Sometimes"}, "Sometimes"),
+    ],
+    ids=range(7),
+)
+def test_what_the_child_cannot_serve(arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        RemoteVectorEnv(**arguments)
+
+
+def test_a_child_that_dies_at_once_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["/nowhere"])
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    server = EmbeddedServer({"env_id": "CartPole-v1"})
+    with pytest.raises(UnavailableError, match="embedded CartPole-v1: the child process ended"):
+        server.address()
+    server.stop()
+    server.stop()
+
+
+def test_a_pickle_connects_anew() -> None:
+    with (
+        EnvServer(lambda: [CountingEnv(9), CountingEnv(9)], max_sessions=3) as server,
+        RemoteVectorEnv(
+            server.address, token="hush", autoreset_mode="SameStep", episodes_kept=5
+        ) as envs,
+    ):
+        envs.reset()
+        content = pickle.dumps(envs)
+        assert b"hush" not in content
+        with pickle.loads(content) as other:
+            assert other.autoreset_mode is AutoresetMode.SAME_STEP
+            assert other.episodes.maxlen == 5
+            assert other.reset()[0].tolist() == [[0.0], [0.0]]
+        envs.step([0, 0])
+
+
+def test_a_pickle_of_an_embedded_one_starts_a_child() -> None:
+    with (
+        RemoteVectorEnv(env_id=COUNTING, num_envs=2, length=2) as envs,
+        pickle.loads(pickle.dumps(envs)) as other,
+    ):
+        assert pid_of(other) != pid_of(envs)
+        other.reset()
+        assert other.step([0, 0])[0].tolist() == [[1.0], [1.0]]
+    with (
+        RemoteEnv(env_id=COUNTING, length=2) as env,
+        pickle.loads(pickle.dumps(env)) as single,
+    ):
+        assert single.reset()[0].tolist() == [0.0]
+
+
+def step_in_child(envs: Any, results: Any) -> None:
+    try:
+        envs.step([0, 0])
+    except ForkedError as error:
+        results.put(str(error))
+    else:
+        results.put("stepped")
+    envs.close()
+
+
+def sum_in_child(envs: Any, results: Any) -> None:
+    with envs:
+        envs.reset(seed=1)
+        results.put(float(envs.step([1, 2])[1].sum()))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_gets_a_clear_error() -> None:
+    with RemoteVectorEnv(env_id=COUNTING, num_envs=2) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        context = multiprocessing.get_context("fork")
+        results = context.Queue()
+        child = context.Process(target=step_in_child, args=(envs, results))
+        child.start()
+        assert "another process" in results.get(timeout=20)
+        child.join(10)
+        assert child.exitcode == 0
+        results.close()
+        results.join_thread()
+        # What the child closed is its own copy.
+        assert envs.step([0, 0])[0].tolist() == [[2.0], [2.0]]
+
+
+def test_a_spawned_child_connects_anew() -> None:
+    with RemoteVectorEnv(env_id=COUNTING, num_envs=2) as envs:
+        envs.reset()
+        context = multiprocessing.get_context("spawn")
+        results = context.Queue()
+        child = context.Process(target=sum_in_child, args=(envs, results))
+        child.start()
+        assert results.get(timeout=60) == 3.0
+        child.join(20)
+        assert child.exitcode == 0
+        results.close()
+        results.join_thread()
+        envs.step([0, 0])
+
+
+def run(code: str, *, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def said(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """Lines of stderr without the note that gRPC's core may write about a peer that is gone."""
+    return [line for line in result.stderr.splitlines() if "Got goaway" not in line]
+
+
+def test_an_exception_after_reset_ends_the_process_in_time() -> None:
+    result = run(
+        f"""
+        import atexit, time
+        from rlmesh_gym.env import RemoteVectorEnv
+        envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2)
+        envs.reset()
+        print(envs._group.sources[0].server.pid, time.time(), flush=True)
+        raise ValueError("on purpose")
+        """
+    )
+    ended = time.time()
+    pid, raised = result.stdout.split()
+    assert result.returncode == 1
+    assert said(result)[-1] == "ValueError: on purpose"
+    assert ended - float(raised) < 2.5
+    assert is_gone(int(pid))
+
+
+def test_no_warnings_at_the_end() -> None:
+    result = run(
+        f"""
+        import gc
+        from rlmesh_gym.env import RemoteVectorEnv
+        envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2)
+        envs.reset()
+        envs.step([0, 0])
+        envs.close()
+        envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2)
+        envs.reset()
+        del envs
+        gc.collect()
+        envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2)
+        envs.reset()
+        """
+    )
+    assert (result.returncode, said(result)) == (0, [])
+
+
+def test_the_child_ends_when_the_parent_is_killed() -> None:
+    code = f"""
+    from rlmesh_gym.env import RemoteVectorEnv
+    envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2)
+    envs.reset()
+    print(envs._group.sources[0].server.pid, flush=True)
+    input()
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert not is_gone(pid, 0.05)
+        parent.kill()
+        parent.wait()
+        assert is_gone(pid)
+
+
+def test_ctrl_c_in_a_blocked_step_surfaces() -> None:
+    code = """
+    import time
+    from rlmesh_gym.env import RemoteVectorEnv
+    envs = RemoteVectorEnv(
+        env_id="tests.fake_envs:RlmeshTest/Sleep-v0", num_envs=2, seconds=60.0,
+        timeouts={"close": 0.3},
+    )
+    envs.reset()
+    print("stepping", flush=True)
+    try:
+        envs.step([0, 0])
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "stepping"
+        time.sleep(0.2)  # Whether it is in the step yet does not show from outside.
+        process.send_signal(signal.SIGINT)
+        begun = time.monotonic()
+        assert process.stdout.readline().strip() == "interrupted"
+        assert process.wait(10) == 0
+        assert time.monotonic() - begun < 3.0
+
+
+def test_what_an_env_prints_does_not_block_it() -> None:
+    with RemoteVectorEnv(env_id="tests.env.printing:Printing-v0", num_envs=1) as envs:
+        envs.reset()
+        for _ in range(20):
+            envs.step([0])
+        assert np.isfinite(envs.step([0])[1]).all()
+
+
+def test_a_module_beside_the_script_is_found(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('Beside-v0', entry_point='tests.fake_envs:CountingEnv')\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "from rlmesh_gym.env import RemoteVectorEnv\n"
+        "with RemoteVectorEnv(env_id='beside:Beside-v0') as envs:\n"
+        "    print(envs.reset()[0].tolist())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        cwd="/",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.stdout.strip() == "[[0.0]]", result.stderr
+
+
+def test_equality_of_trajectories_with_cartpole() -> None:
+    import gymnasium as gym
+
+    makers = [lambda: gym.make("CartPole-v1")] * 4
+    reference = SyncVectorEnv(makers)
+    with RemoteVectorEnv(env_id="CartPole-v1", num_envs=4, workers=2) as envs:
+        assert envs.observation_space == reference.observation_space
+        assert envs.action_space == reference.action_space
+        compare(envs, makers, AutoresetMode.NEXT_STEP, steps=100)
+    reference.close()
