@@ -15,6 +15,7 @@ from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
 from rlmesh_gym._proto.model.v1 import service_pb2 as model_service_pb2
 from rlmesh_gym.codec import EnvContract, SpaceCodec, encode_contract
 from rlmesh_gym.rpc import (
+    OBSERVATION_HISTORY,
     EnvServiceCallbacks,
     GrpcHost,
     JoinPeer,
@@ -120,7 +121,9 @@ def env_host(
 def _model_handshake(
     request: model_service_pb2.HandshakeRequest,
 ) -> model_service_pb2.HandshakeResponse:
-    return model_service_pb2.HandshakeResponse(base=answer_handshake(request.base, "model"))
+    return model_service_pb2.HandshakeResponse(
+        base=answer_handshake(request.base, "model", [OBSERVATION_HISTORY])
+    )
 
 
 def _model_shutdown(

@@ -148,6 +148,18 @@ def test_the_stream_is_opened_again() -> None:
     assert len(joins) == 2
 
 
+def test_what_the_session_tells() -> None:
+    with model_host() as address, ModelSession.open(address) as session:
+        assert session.endpoint == address
+        assert session.takes_history
+        assert not session.takes_concurrent_predicts
+        assert session.peer.language == "python"
+        assert session.request_shutdown("bored") == (False, "")
+        assert "open" in repr(session)
+    assert session.is_closed
+    assert "closed" in repr(session)
+
+
 def test_handshake_answers_while_a_model_is_at_work() -> None:
     arrived, release = threading.Event(), threading.Event()
 
