@@ -54,9 +54,9 @@ class EnvServer:
 
     A session is one client's stream. Its requests are carried out in order, and no environment is
     ever entered by two threads at once; lanes of a list are separate environments in this respect.
-    Which thread calls may change from session to session, and with requests for single lanes from
-    call to call: pass ``dedicated_thread=True`` for environments that must stay on one, such as
-    those with an OpenGL context. Lanes then take turns.
+    Slow lanes are at work at the same time. Which thread calls may change from call to call: pass
+    ``dedicated_thread=True`` for environments that must stay on one, such as those with an OpenGL
+    context. Lanes then take turns.
 
     With ``max_sessions=1`` all sessions, one after the other, use the same environment, and it is
     left as it is in between; it is closed when the server stops. With more, ``env`` must be a
@@ -124,7 +124,11 @@ class EnvServer:
         service = EnvServiceCallbacks(self._handshake, self._join, self._shutdown)
         self._host = GrpcHost(service, address, token=token, tls=tls)
         self._source = EnvSource(
-            env, per_session=max_sessions > 1, env_id=env_id, partial_reset=partial_reset
+            env,
+            per_session=max_sessions > 1,
+            env_id=env_id,
+            partial_reset=partial_reset,
+            may_overlap=not dedicated_thread,
         )
         self._thread = DedicatedThread() if dedicated_thread else None
         self._lock = threading.Lock()

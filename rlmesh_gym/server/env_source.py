@@ -16,7 +16,7 @@ from rlmesh_gym.server.served_lanes import ServedLanes
 from rlmesh_gym.server.served_vector import ServedVector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym.server.served_env import ServedEnv
@@ -40,6 +40,7 @@ class EnvSource:
         per_session: Build an environment for every session, so that several can run at a time.
         env_id: Name to announce instead of the environment's own.
         partial_reset: See :class:`~rlmesh_gym.server.served_vector.ServedVector`.
+        may_overlap: See :class:`~rlmesh_gym.server.served_lanes.ServedLanes`.
 
     Raises:
         ConfigurationError: Not an environment, or one object where each session needs its own.
@@ -53,9 +54,11 @@ class EnvSource:
         per_session: bool,
         env_id: str | None,
         partial_reset: bool | None,
+        may_overlap: bool,
     ) -> None:
         self._env_id = env_id
         self._partial_reset = partial_reset
+        self._may_overlap = may_overlap
         self.is_per_session = per_session
         self._build: Callable[[], AnyEnv] | None = None
         self._spare: ServedEnv | None = None
@@ -145,9 +148,9 @@ class EnvSource:
         if isinstance(env, VectorEnv):
             served = ServedVector(env, self._name(env), partial_reset=self._partial_reset)
         elif isinstance(env, gym.Env):
-            served = ServedLanes([env], self._name(env))
+            served = self._lanes([env], self._name(env))
         elif isinstance(env, (list, tuple)) and all(isinstance(lane, gym.Env) for lane in env):
-            served = ServedLanes(env, self._name(env[0]) if env else _UNKNOWN_ID)
+            served = self._lanes(env, self._name(env[0]) if env else _UNKNOWN_ID)
         else:
             raise ConfigurationError(
                 "expected a gymnasium.Env, a list of them or a gymnasium.vector.VectorEnv, "
@@ -155,6 +158,9 @@ class EnvSource:
             )
         served.contract = without_unsupported(served.contract)
         return served
+
+    def _lanes(self, envs: Sequence[gym.Env[Any, Any]], env_id: str) -> ServedLanes:
+        return ServedLanes(envs, env_id, may_overlap=self._may_overlap)
 
     def _name(self, env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> str:
         if self._env_id:

@@ -156,7 +156,7 @@ class Operations:
         if lanes is not None:
             for name, given in (("seeds", seeds), ("episode_ids", ids)):
                 if given and len(given) != len(lanes):
-                    raise _invalid(f"expected {len(lanes)} {name} or none, got {len(given)}")
+                    raise _invalid(f"reset: expected {len(lanes)} {name} or none, got {len(given)}")
         options = None
         if request.HasField("options"):
             options = _decoded(lambda: decode_meta_map(request.options, "$.options"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.codec import EnvContract, SpaceCodec
 from rlmesh_gym.errors import CodecError, ConfigurationError
+from rlmesh_gym.server.lane_calls import LaneCalls
 from rlmesh_gym.server.lane_vector import as_flag, as_reward
 from rlmesh_gym.server.served_env import WARNING_KEY, Outcome, ServedEnv
 
@@ -34,6 +34,8 @@ class ServedLanes(ServedEnv):
     Args:
         envs: The lanes; this object closes them.
         env_id: Name that the contract announces.
+        may_overlap: Lanes may be at work at the same time, on threads of their own; they are where
+            a call takes long enough to be worth it.
 
     Raises:
         ConfigurationError: No envs, or their spaces differ.
@@ -43,7 +45,9 @@ class ServedLanes(ServedEnv):
     has_lane_operations = True
     has_partial_reset = True
 
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]], env_id: str) -> None:
+    def __init__(
+        self, envs: Sequence[gym.Env[Any, Any]], env_id: str, *, may_overlap: bool = True
+    ) -> None:
         if not envs:
             raise ConfigurationError("a list of environments to serve must not be empty")
         self.envs = list(envs)
@@ -58,6 +62,7 @@ class ServedLanes(ServedEnv):
         self.observation_codec = SpaceCodec(first.observation_space)
         self.action_codec = SpaceCodec(first.action_space)
         self._is_discrete = isinstance(first.action_space, Discrete)
+        self._calls = LaneCalls(may_overlap=may_overlap)
         metadata = dict(first.metadata or {})
         metadata.pop("autoreset_mode", None)
         self.contract = EnvContract(
@@ -77,48 +82,43 @@ class ServedLanes(ServedEnv):
         options: dict[str, Any] | None,
     ) -> Outcome:
         """Reset lanes; the n-th seed goes to the n-th lane, missing ones leave it unseeded."""
-        observations, infos, durations = [], [], []
-        clock = time.perf_counter_ns
-        for row, lane in enumerate(self._named(lanes)):
+
+        def reset(row: int, lane: int) -> tuple[Any, Any]:
             seed = seeds[row] if row < len(seeds) else None
-            begun = clock()
-            observation, info = self.envs[lane].reset(seed=seed, options=options)
-            durations.append(clock() - begun)
-            observations.append(observation)
-            infos.append(info)
+            return self.envs[lane].reset(seed=seed, options=options)
+
+        named = self._named(lanes)
+        done = self._calls.run("reset", named, reset)
         return Outcome(
-            self._rows(observations, lanes),
-            infos,
-            user_ns=sum(durations),
-            lane_skew_ns=_skew(durations),
+            self._rows([observation for observation, _ in done.values], named),
+            [info for _, info in done.values],
+            user_ns=done.user_ns,
+            lane_skew_ns=done.skew_ns,
         )
 
     def step(self, lanes: Sequence[int] | None, action: Leaves) -> Outcome:
-        """Step lanes one after the other, each with its own row as the space samples it."""
-        observations, infos, durations = [], [], []
-        rewards, terminated, truncated = [], [], []
-        clock = time.perf_counter_ns
+        """Step lanes, each with its own row as the space samples it."""
         named = self._named(lanes)
-        for lane, lane_action in zip(named, self._actions(action, len(named)), strict=True):
-            begun = clock()
-            result = self.envs[lane].step(lane_action)
-            durations.append(clock() - begun)
-            if len(result) == _LEGACY_RESULT:
-                result = _modern(result, lane)
-            observation, reward, ended, cut, info = result
+        actions = self._actions(action, len(named))
+        done = self._calls.run("step", named, lambda row, lane: self.envs[lane].step(actions[row]))
+        observations, infos = [], []
+        rewards, terminated, truncated = [], [], []
+        for lane, result in zip(named, done.values, strict=True):
+            five = _modern(result, lane) if len(result) == _LEGACY_RESULT else result
+            observation, reward, ended, cut, info = five
             observations.append(observation)
             rewards.append(as_reward(reward, lane))
             terminated.append(as_flag(ended, "terminated", lane))
             truncated.append(as_flag(cut, "truncated", lane))
             infos.append(info)
         return Outcome(
-            self._rows(observations, lanes),
+            self._rows(observations, named),
             infos,
             np.array(rewards, dtype=np.float64),
             np.array(terminated, dtype=np.bool_),
             np.array(truncated, dtype=np.bool_),
-            user_ns=sum(durations),
-            lane_skew_ns=_skew(durations),
+            user_ns=done.user_ns,
+            lane_skew_ns=done.skew_ns,
         )
 
     def render(self, lane: int) -> Any:
@@ -155,6 +155,7 @@ class ServedLanes(ServedEnv):
 
     def close(self) -> None:
         """Close every lane, also when one of them fails to; the first failure is raised."""
+        self._calls.close()
         failure: Exception | None = None
         for env in self.envs:
             try:
@@ -173,12 +174,12 @@ class ServedLanes(ServedEnv):
     def _named(self, lanes: Sequence[int] | None) -> Sequence[int]:
         return range(len(self.envs)) if lanes is None else lanes
 
-    def _rows(self, observations: Sequence[Any], lanes: Sequence[int] | None) -> Leaves:
+    def _rows(self, observations: Sequence[Any], lanes: Sequence[int]) -> Leaves:
         try:
             return self.observation_codec.flatten_rows(observations)
         except CodecError as error:
             # The batch only knows that some row is wrong; find whose.
-            for lane, observation in zip(self._named(lanes), observations, strict=True):
+            for lane, observation in zip(lanes, observations, strict=True):
                 try:
                     self.observation_codec.flatten_row(observation)
                 except CodecError as own:  # noqa: PERF203 - a failed step may take its time
@@ -195,7 +196,3 @@ def _modern(result: Sequence[Any], lane: int) -> tuple[Any, Any, Any, Any, Any]:
     over = as_flag(done, "done", lane)
     by_time = bool((info or {}).get("TimeLimit.truncated", False))
     return observation, reward, over and not by_time, over and by_time, info
-
-
-def _skew(durations: Sequence[int]) -> int | None:
-    return max(durations) - min(durations) if len(durations) > 1 else None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from functools import partial
 from typing import Any
 
 import pytest
 
+from rlmesh_gym.server.lane_calls import LaneCalls
 from rlmesh_gym.server.lane_scheduler import LaneScheduler
 from tests.env_wire import infos, pb, serving_raw
-from tests.fake_envs import BlockingEnv, CountingEnv
+from tests.fake_envs import BlockingEnv, CountingEnv, SleepEnv
 
 
 def test_single_and_lanes_announce_lane_operations() -> None:
@@ -214,3 +216,51 @@ def test_the_scheduler_waits_where_too_much_is_pending() -> None:
     thread.join(10)
     scheduler.close()
     assert done == [0, 1, 2]
+
+
+def test_slow_lanes_are_at_work_at_the_same_time() -> None:
+    calls = LaneCalls()
+    here = threading.get_ident()
+
+    def quick(row: int, lane: int) -> tuple[int, int, int]:
+        return row, lane, threading.get_ident()
+
+    for _ in range(3):
+        done = calls.run("step", [4, 2], quick)
+        assert done.values == [(0, 4, here), (1, 2, here)], "quick ones need no threads"
+    calls.run("step", [4, 2], lambda _, __: time.sleep(0.01))
+    meeting = threading.Barrier(3)
+    met = calls.run("step", [0, 1, 2], lambda _, __: meeting.wait(10))
+    assert sorted(met.values) == [0, 1, 2]
+    assert met.skew_ns is not None
+    assert calls.run("reset", [4, 2], quick).values[0][2] == here, "each verb has its own mean"
+    calls.close()
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_one_lane_failing_keeps_none_from_its_step(slow: bool) -> None:
+    calls = LaneCalls()
+    if slow:
+        calls.run("step", [0], lambda _, __: time.sleep(0.01))
+    seen: list[int] = []
+
+    def call(row: int, lane: int) -> None:
+        seen.append(lane)
+        if lane in {5, 7}:
+            raise SystemExit(lane)
+
+    with pytest.raises(SystemExit, match="7"):
+        calls.run("step", [1, 7, 5, 3], call)
+    assert sorted(seen) == [1, 3, 5, 7]
+    calls.close()
+
+
+def test_a_whole_step_of_slow_lanes_overlaps() -> None:
+    lanes = [SleepEnv(50, seconds=0.05) for _ in range(4)]
+    with serving_raw(lanes) as client:
+        join = client.open()
+        join.reset()
+        join.step([1] * 4)
+        response = join.ask(client.step_request([1] * 4))
+        assert 0.05e9 <= response.user_ns < 0.15e9
+        assert response.lane_skew_ns < 0.1e9

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
+from rlmesh_gym.codec import decode_meta_map
 from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedSpaceError
 from rlmesh_gym.rpc import EnvSession
 from rlmesh_gym.server import EnvServer
@@ -250,6 +253,29 @@ def test_start_and_stop() -> None:
     server.stop()
     assert env.close_calls == 1
     assert "stopped" in repr(server)
+
+
+def test_an_async_vector_env_is_served_with_its_worker_processes() -> None:
+    vector = AsyncVectorEnv([CountingEnv, CountingEnv], context="spawn")
+    with serving_raw(vector) as client:
+        join = client.open()
+        join.reset()
+        join.step([1, 2])
+        assert client.numbers(join.reset(lanes=[1])) == [10.0]
+        assert client.numbers(join.step([1, 2])) == [2.0, 11.0]
+        join.close()
+    assert vector.closed
+
+
+def test_wrapped_vector_envs_are_served_as_they_are() -> None:
+    vector = RecordEpisodeStatistics(counting_vector(2))
+    with serving_raw(vector) as client:
+        assert client.capabilities["rlmesh_gym.partial_reset"] == "true"
+        join = client.open()
+        join.reset(ids=["a", "b"])
+        join.step([1, 1])
+        (record,) = join.step([1, 1]).completed_episodes
+        assert decode_meta_map(record.final_info)["episode"]["l"] == 2
 
 
 def test_stop_before_start_closes_the_env() -> None:
