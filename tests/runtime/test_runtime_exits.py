@@ -1,0 +1,475 @@
+"""Every way out of a run: one session snapshot, the right last event, the model released, in time."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rlmesh_gym._proto.model.v1 import interaction_pb2, service_pb2
+from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+from rlmesh_gym.errors import (
+    CodecError,
+    ConfigurationError,
+    DeadlineError,
+    EnvError,
+    Error,
+    ModelError,
+    ProtocolError,
+    UnavailableError,
+)
+from rlmesh_gym.rpc import GrpcHost, ModelServiceCallbacks, answer_handshake
+from rlmesh_gym.runtime import (
+    Cancellation,
+    RemoteRuntimeEnv,
+    RemoteRuntimeModel,
+    RuntimeDriver,
+    RuntimeHooks,
+    RuntimeLimits,
+    RuntimeReport,
+    RuntimeSessionSpec,
+    events,
+)
+from tests.fake_envs import BlockingEnv, CountingEnv, FailingEnv
+from tests.runtime.runtime_doubles import Witness, env_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+CLOSE = 1.0
+# Nothing here needs nearly as long; a loaded machine may.
+SOON = 10.0
+
+
+@dataclass
+class RawModel:
+    """A model server in raw messages, whose answers a test may spoil."""
+
+    spoil: Callable[[Any, Any], None] = lambda request, response: None
+    kinds: list[str] = field(default_factory=list)
+    address: str = ""
+
+    def handshake(self, request: Any) -> Any:
+        return service_pb2.HandshakeResponse(base=answer_handshake(request.base, "model"))
+
+    def shutdown(self, request: Any) -> Any:
+        return service_pb2.ShutdownResponse()
+
+    def join(self, requests: Any, peer: Any) -> Iterator[Any]:
+        for request in requests:
+            kind = request.WhichOneof("kind")
+            self.kinds.append(kind)
+            response = interaction_pb2.JoinResponse(request_id=request.request_id)
+            getattr(response, kind).SetInParent()
+            if kind == "predict":
+                response.predict.context.CopyFrom(request.predict.context)
+                rows = len(request.predict.episode_info)
+                response.predict.actions.append(SpaceValue(leaves=[bytes(8 * rows)]))
+            try:
+                self.spoil(request, response)
+            except ConnectionResetError:
+                return
+            yield response
+
+
+@contextlib.contextmanager
+def raw_model(folder: Path, spoil: Callable[[Any, Any], None] | None = None) -> Iterator[RawModel]:
+    model = RawModel() if spoil is None else RawModel(spoil)
+    host = GrpcHost(
+        ModelServiceCallbacks(model.handshake, model.join, model.shutdown),
+        f"unix://{folder}/raw-model.sock",
+    )
+    model.address = host.start()
+    try:
+        yield model
+    finally:
+        host.stop(0)
+
+
+LIMITS = RuntimeLimits(close_timeout=CLOSE, telemetry_window=0.01)
+
+
+@dataclass
+class Exit:
+    """One run and all that it left behind."""
+
+    witness: Witness
+    report: RuntimeReport
+    error: BaseException | None
+    seconds: float
+
+
+def leave(
+    env: str,
+    model: str,
+    *,
+    hooks: list[RuntimeHooks] | None = None,
+    cancellation: Any = None,
+    reason: Any = None,
+    **options: Any,
+) -> Exit:
+    """Run to whatever end, and check what all ends have in common."""
+    witness = Witness()
+    spec = RuntimeSessionSpec(**{"max_episodes": 3, "limits": LIMITS, **options})
+    driver = RuntimeDriver(
+        spec, RemoteRuntimeEnv(env), RemoteRuntimeModel(model), [*(hooks or []), witness]
+    )
+    before = set(threading.enumerate())
+    began = time.monotonic()
+    error: BaseException | None = None
+    report: RuntimeReport
+    try:
+        report = driver.run(cancellation, reason)
+    except BaseException as raised:
+        error = raised
+        report = raised.report  # type: ignore[attr-defined]
+    seconds = time.monotonic() - began
+    assert seconds < SOON
+    assert len(witness.session_snapshots) == 1
+    assert witness.session_snapshots[0] == report.telemetry
+    assert witness.snapshots[-1] is report.telemetry
+    terminal = witness.terminal
+    assert terminal.report is report
+    if error is None:
+        assert isinstance(terminal, events.SessionEnded)
+        assert report.error is None
+    else:
+        assert isinstance(terminal, events.SessionFailed)
+        assert terminal.error is error
+        assert report.stop_reason == "failed"
+        assert report.error == f"{type(error).__name__}: {error}"
+    assert RuntimeReport.from_dict(report.to_dict()) == report
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    names = ("rlmesh_gym-telemetry", "rlmesh_gym-cancellation")
+    assert not [thread for thread in left if thread.name.startswith(names)]
+    for thread in left:  # The servers of the test have threads, too; these belong to the run.
+        if thread.name.startswith("rlmesh_gym-reader"):
+            thread.join(SOON)
+            assert not thread.is_alive()
+    return Exit(witness, report, error, seconds)
+
+
+def assert_released(model: RawModel) -> None:
+    assert model.kinds.count("release_adapter") == 1
+    assert model.kinds[-1] == "release_adapter"
+
+
+def test_episode_limit(socket_dir: Path) -> None:
+    with env_server(socket_dir, [CountingEnv(2)]) as env, raw_model(socket_dir) as model:
+        found = leave(env, model.address)
+    assert found.error is None
+    assert found.report.stop_reason == "max_episodes"
+    assert found.report.succeeded
+    assert len(found.report.completed_episodes) == 3
+    assert_released(model)
+
+
+@pytest.mark.parametrize("kind", [threading.Event, Cancellation])
+def test_cancelled_before_it_starts(socket_dir: Path, kind: type[Any]) -> None:
+    cancellation = kind()
+    cancellation.set()
+    found = leave("127.0.0.1:1", "127.0.0.1:1", cancellation=cancellation)
+    # Nothing was tried, or the dead addresses would have been the end of it.
+    assert found.error is None
+    assert found.report.stop_reason == "cancelled"
+    assert not found.report.succeeded
+    assert found.report.episodes == ()
+
+
+@pytest.mark.parametrize("kind", [threading.Event, Cancellation])
+def test_cancelled_while_a_step_hangs(socket_dir: Path, kind: type[Any]) -> None:
+    env = BlockingEnv()
+    cancellation = kind()
+
+    def cancel() -> None:
+        env.entered.wait(SOON)
+        cancellation.set()
+
+    thread = threading.Thread(target=cancel)
+    with env_server(socket_dir, [env]) as address, raw_model(socket_dir) as model:
+        thread.start()
+        found = leave(address, model.address, cancellation=cancellation, reason="lunch")
+        env.release.set()
+        thread.join()
+    assert found.error is None
+    assert found.report.stop_reason == "cancelled: lunch"
+    assert found.seconds < CLOSE + 1
+    [cut] = found.report.episodes
+    assert cut.interrupted
+    assert cut.length == 0
+    assert_released(model)
+
+
+def test_cancelled_while_a_prediction_hangs(socket_dir: Path) -> None:
+    entered, release = threading.Event(), threading.Event()
+    cancellation = Cancellation()
+
+    def hang(request: Any, response: Any) -> None:
+        if request.HasField("predict"):
+            entered.set()
+            release.wait(SOON)
+
+    def cancel() -> None:
+        entered.wait(SOON)
+        cancellation.cancel("enough")
+
+    thread = threading.Thread(target=cancel)
+    with env_server(socket_dir, [CountingEnv()]) as address, raw_model(socket_dir, hang) as model:
+        thread.start()
+        found = leave(address, model.address, cancellation=cancellation)
+        release.set()
+        thread.join()
+    assert found.report.stop_reason == "cancelled: enough"
+    # The release waits behind the hanging prediction, but not for ever.
+    assert CLOSE <= found.seconds < 2 * CLOSE + 2
+
+
+def test_cancelled_between_calls_with_a_reason_asked_for_afterwards(socket_dir: Path) -> None:
+    cancellation = Cancellation()
+
+    class Stop(RuntimeHooks):
+        def episode_completed(self, event: events.EpisodeCompleted) -> None:
+            cancellation.cancel("this one")
+            cancellation.cancel("not this one")
+
+    with env_server(socket_dir, [CountingEnv(2)]) as env, raw_model(socket_dir) as model:
+        asked = leave(
+            env,
+            model.address,
+            hooks=[Stop()],
+            cancellation=cancellation,
+            reason=lambda: f"after {cancellation.reason}",
+        )
+    assert asked.report.stop_reason == "cancelled: after this one"
+    assert [episode.interrupted for episode in asked.report.episodes] == [False]
+    assert_released(model)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_env_error(socket_dir: Path, at: int) -> None:
+    with env_server(socket_dir, [FailingEnv(at=at)]) as env, raw_model(socket_dir) as model:
+        found = leave(env, model.address)
+    assert isinstance(found.error, EnvError)
+    assert "the gripper is stuck" in str(found.error)
+    assert len(found.report.episodes) == (at > 0)
+    assert_released(model)
+    again = pickle.loads(pickle.dumps(found.error))
+    assert again.report == found.report
+
+
+def test_model_error(socket_dir: Path) -> None:
+    def fail(request: Any, response: Any) -> None:
+        if request.HasField("predict"):
+            response.error.code = interaction_pb2.MODEL_ERROR_CODE_INTERNAL
+            response.error.message = "out of ideas"
+
+    with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, fail) as model:
+        found = leave(env, model.address)
+    assert isinstance(found.error, ModelError)
+    assert "out of ideas" in str(found.error)
+    assert found.report.telemetry.row("model.predict", "rpc.total") is not None
+    assert_released(model)
+
+
+def test_refused_when_it_is_set_up(socket_dir: Path) -> None:
+    def fail(request: Any, response: Any) -> None:
+        if request.HasField("resolve_adapter"):
+            response.error.message = "wrong robot"
+
+    with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, fail) as model:
+        found = leave(env, model.address)
+    assert isinstance(found.error, ModelError)
+    assert not found.witness.of(events.SessionStarted)
+    assert_released(model)
+
+
+@pytest.mark.parametrize("field_name", ["env_id", "session_id", "request_id"])
+def test_mismatched_context(socket_dir: Path, field_name: str) -> None:
+    def twist(request: Any, response: Any) -> None:
+        if request.HasField("predict"):
+            setattr(response.predict.context, field_name, "somebody else's")
+
+    with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, twist) as model:
+        found = leave(env, model.address)
+    assert isinstance(found.error, ProtocolError)
+    assert "somebody else's" in str(found.error)
+    assert "mirror" in str(found.error)
+    assert_released(model)
+
+
+def test_no_action_frames(socket_dir: Path) -> None:
+    def empty(request: Any, response: Any) -> None:
+        if request.HasField("predict"):
+            del response.predict.actions[:]
+
+    with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, empty) as model:
+        found = leave(env, model.address)
+    assert isinstance(found.error, ProtocolError)
+    assert "at least one" in str(found.error)
+    assert_released(model)
+
+
+def test_action_frames_of_the_wrong_size(socket_dir: Path) -> None:
+    def grow(request: Any, response: Any) -> None:
+        if request.HasField("predict"):
+            response.predict.actions[0].leaves[0] += b"\0"
+
+    with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, grow) as model:
+        found = leave(env, model.address)
+    assert isinstance(found.error, ProtocolError)
+    assert "expected 8 bytes" in str(found.error)
+    assert_released(model)
+
+
+class BadTransform(RuntimeHooks):
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def transform_observation(self, event: events.ObservationTransform) -> Any:
+        if self.what == "observation":
+            raise ZeroDivisionError("in the observation")
+        return None
+
+    def transform_action(self, event: events.ActionTransform) -> Any:
+        if self.what == "action":
+            raise ZeroDivisionError("in the action")
+        return "no actions at all" if self.what == "value" else None
+
+
+@pytest.mark.parametrize("what", ["observation", "action"])
+def test_failed_transform(socket_dir: Path, what: str) -> None:
+    with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir) as model:
+        found = leave(env, model.address, hooks=[BadTransform(what)])
+    assert isinstance(found.error, ZeroDivisionError)
+    assert str(found.error) == f"in the {what}"
+    assert_released(model)
+
+
+def test_transform_to_what_is_no_action(socket_dir: Path) -> None:
+    with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir) as model:
+        found = leave(env, model.address, hooks=[BadTransform("value")])
+    assert isinstance(found.error, CodecError)
+    assert_released(model)
+
+
+def test_step_timeout(socket_dir: Path) -> None:
+    env = BlockingEnv()
+    limits = RuntimeLimits(env_step_timeout=0.1, close_timeout=CLOSE, telemetry_window=0.01)
+    with env_server(socket_dir, [env]) as address, raw_model(socket_dir) as model:
+        found = leave(address, model.address, limits=limits)
+        env.release.set()
+    assert isinstance(found.error, DeadlineError)
+    assert "limits.env_step_timeout" in str(found.error)
+    assert 0.1 <= found.seconds < CLOSE + 1
+    windows = [snapshot for snapshot in found.witness.snapshots if snapshot.horizon == "window"]
+    # Windows went on while the call hung, and said so.
+    assert any(window.pending and window.pending[0] == "env.step" for window in windows)
+    assert_released(model)
+
+
+def test_predict_timeout(socket_dir: Path) -> None:
+    release = threading.Event()
+
+    def hang(request: Any, response: Any) -> None:
+        if request.HasField("predict"):
+            release.wait(SOON)
+
+    limits = RuntimeLimits(model_predict_timeout=0.1, close_timeout=CLOSE)
+    with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, hang) as model:
+        found = leave(env, model.address, limits=limits)
+        release.set()
+    assert isinstance(found.error, DeadlineError)
+    assert "limits.model_predict_timeout" in str(found.error)
+    assert found.seconds < 2 * CLOSE + 2
+
+
+def test_nobody_at_the_env(socket_dir: Path) -> None:
+    with raw_model(socket_dir) as model:
+        found = leave(f"unix://{socket_dir}/nobody.sock", model.address)
+    assert isinstance(found.error, UnavailableError)
+    assert model.kinds == []
+    assert not found.witness.of(events.EnvConnected)
+
+
+def test_nobody_at_the_model(socket_dir: Path) -> None:
+    with env_server(socket_dir, [CountingEnv()]) as env:
+        found = leave(env, f"unix://{socket_dir}/nobody.sock")
+        assert isinstance(found.error, UnavailableError)
+        assert len(found.witness.of(events.EnvConnected)) == 1
+        # The env's only session is free again.
+        with raw_model(socket_dir) as model:
+            assert leave(env, model.address).error is None
+
+
+def test_the_model_goes_away(socket_dir: Path) -> None:
+    with (
+        env_server(socket_dir, [CountingEnv(10**6)]) as env,
+        raw_model(socket_dir) as model,
+    ):
+
+        def vanish(request: Any, response: Any) -> None:
+            if request.HasField("predict") and len(model.kinds) > 5:
+                raise ConnectionResetError
+
+        model.spoil = vanish
+        found = leave(env, model.address)
+    assert isinstance(found.error, Error)
+    assert found.report.total_steps >= 3
+
+
+def test_a_wrong_spec_sends_nothing() -> None:
+    found = leave("127.0.0.1:1", "127.0.0.1:1", max_steps=-1)
+    assert isinstance(found.error, ConfigurationError)
+
+
+def test_keyboard_interrupt_comes_through(socket_dir: Path) -> None:
+    class Interrupt(RuntimeHooks):
+        def step_completed(self, event: events.StepCompleted) -> None:
+            raise KeyboardInterrupt
+
+    with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir) as model:
+        found = leave(env, model.address, hooks=[Interrupt()])
+    assert isinstance(found.error, KeyboardInterrupt)
+    assert [episode.interrupted for episode in found.report.episodes] == [True]
+    assert_released(model)
+
+
+def test_an_error_of_letting_go_never_hides_the_first_one(socket_dir: Path) -> None:
+    def fail(request: Any, response: Any) -> None:
+        kind = request.WhichOneof("kind")
+        if kind in {"predict", "release_adapter"}:
+            response.error.message = f"{kind} failed"
+
+    with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, fail) as model:
+        found = leave(env, model.address)
+    assert "predict failed" in str(found.error)
+    [log] = found.witness.of(events.LogEvent)
+    assert "release_adapter failed" in log.message
+
+
+def test_an_error_of_letting_go_does_not_spoil_a_good_run(socket_dir: Path) -> None:
+    def fail(request: Any, response: Any) -> None:
+        if request.HasField("release_adapter"):
+            response.error.message = "never"
+
+    with env_server(socket_dir, [CountingEnv(2)]) as env, raw_model(socket_dir, fail) as model:
+        found = leave(env, model.address)
+    assert found.report.stop_reason == "max_episodes"
+
+
+def test_a_failed_eviction_ends_the_run(socket_dir: Path) -> None:
+    def fail(request: Any, response: Any) -> None:
+        if request.HasField("reset_adapter"):
+            response.error.message = "cannot forget"
+
+    with env_server(socket_dir, [CountingEnv(2)]) as env, raw_model(socket_dir, fail) as model:
+        found = leave(env, model.address, max_episodes=50)
+    assert isinstance(found.error, ModelError)
+    assert "cannot forget" in str(found.error)
+    assert_released(model)
