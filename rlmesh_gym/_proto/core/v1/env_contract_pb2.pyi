@@ -30,7 +30,8 @@ class _AutoresetModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     AUTORESET_MODE_SAME_STEP: _AutoresetMode.ValueType  # 2
     AUTORESET_MODE_DISABLED: _AutoresetMode.ValueType  # 3
 
-class AutoresetMode(_AutoresetMode, metaclass=_AutoresetModeEnumTypeWrapper): ...
+class AutoresetMode(_AutoresetMode, metaclass=_AutoresetModeEnumTypeWrapper):
+    """What a lane does after the end of an episode. Lanes that the client resets itself are DISABLED."""
 
 AUTORESET_MODE_UNSPECIFIED: AutoresetMode.ValueType  # 0
 AUTORESET_MODE_NEXT_STEP: AutoresetMode.ValueType  # 1
@@ -40,6 +41,8 @@ Global___AutoresetMode: typing_extensions.TypeAlias = AutoresetMode
 
 @typing.final
 class EnvSpec(google.protobuf.message.Message):
+    """One lane of an environment. A model may be told of one without observation space."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ID_FIELD_NUMBER: builtins.int
@@ -68,7 +71,9 @@ Global___EnvSpec: typing_extensions.TypeAlias = EnvSpec
 
 @typing.final
 class EnvContract(google.protobuf.message.Message):
-    """num_envs 0 means one lane."""
+    """The environment behind an endpoint. num_envs 0 means one lane; render_mode is empty if it does
+    not render.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -20,6 +20,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class PeerInfo(google.protobuf.message.Message):
+    """For logs and support; nothing is decided by it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -93,6 +95,8 @@ Global___PeerInfo: typing_extensions.TypeAlias = PeerInfo
 
 @typing.final
 class HandshakeRequest(google.protobuf.message.Message):
+    """capabilities are advisory: a name that the other end does not know is ignored."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -140,6 +144,10 @@ Global___HandshakeRequest: typing_extensions.TypeAlias = HandshakeRequest
 
 @typing.final
 class HandshakeResponse(google.protobuf.message.Message):
+    """If not compatible, error_message says why. supported_workflow_editions must share one with the
+    request's.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -191,6 +199,8 @@ Global___HandshakeResponse: typing_extensions.TypeAlias = HandshakeResponse
 
 @typing.final
 class ShutdownRequest(google.protobuf.message.Message):
+    """Asks the whole server to end, not the session."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
@@ -206,6 +216,8 @@ Global___ShutdownRequest: typing_extensions.TypeAlias = ShutdownRequest
 
 @typing.final
 class ShutdownResponse(google.protobuf.message.Message):
+    """Refused unless the server was started so that it allows it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ACCEPTED_FIELD_NUMBER: builtins.int

@@ -30,7 +30,8 @@ class _RenderFormatEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     RENDER_FORMAT_UNSPECIFIED: _RenderFormat.ValueType  # 0
     RENDER_FORMAT_PNG: _RenderFormat.ValueType  # 1
 
-class RenderFormat(_RenderFormat, metaclass=_RenderFormatEnumTypeWrapper): ...
+class RenderFormat(_RenderFormat, metaclass=_RenderFormatEnumTypeWrapper):
+    """UNSPECIFIED goes with an absent frame."""
 
 RENDER_FORMAT_UNSPECIFIED: RenderFormat.ValueType  # 0
 RENDER_FORMAT_PNG: RenderFormat.ValueType  # 1
@@ -53,7 +54,8 @@ class _EnvErrorCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     ENV_ERROR_CODE_CANCELLED: _EnvErrorCode.ValueType  # 12
     ENV_ERROR_CODE_CLOSED: _EnvErrorCode.ValueType  # 13
 
-class EnvErrorCode(_EnvErrorCode, metaclass=_EnvErrorCodeEnumTypeWrapper): ...
+class EnvErrorCode(_EnvErrorCode, metaclass=_EnvErrorCodeEnumTypeWrapper):
+    """The first five are about the request, the others about the environment."""
 
 ENV_ERROR_CODE_UNSPECIFIED: EnvErrorCode.ValueType  # 0
 ENV_ERROR_CODE_TIMEOUT: EnvErrorCode.ValueType  # 1
@@ -69,7 +71,9 @@ Global___EnvErrorCode: typing_extensions.TypeAlias = EnvErrorCode
 
 @typing.final
 class EpisodeMetadata(google.protobuf.message.Message):
-    """Record of one episode. seed is unset if the episode was not seeded; times are Unix nanoseconds."""
+    """Record of one episode. seed is unset if the episode was not seeded; env_index is the lane; times
+    are Unix nanoseconds.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -116,8 +120,9 @@ Global___EpisodeMetadata: typing_extensions.TypeAlias = EpisodeMetadata
 
 @typing.final
 class ResetRequest(google.protobuf.message.Message):
-    """Resets every lane, or those named in env_indices; episode_ids are minted by the client, one per
-    lane reset.
+    """Resets every lane, or those named in env_indices. seeds and episode_ids have one entry per lane
+    reset, or none; the client mints the ids. Absent options are not the same as empty ones.
+    timeout_ms 0 sets no limit.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -152,7 +157,9 @@ Global___ResetRequest: typing_extensions.TypeAlias = ResetRequest
 
 @typing.final
 class StepRequest(google.protobuf.message.Message):
-    """Steps every lane, or those named in env_indices; the rows of action follow that order."""
+    """Steps every lane, or those named in env_indices; the rows of action follow that order.
+    episode_ids name the lanes' episodes; for a lane that this step begins anew, the new one.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -182,6 +189,8 @@ Global___StepRequest: typing_extensions.TypeAlias = StepRequest
 
 @typing.final
 class RenderRequest(google.protobuf.message.Message):
+    """Asks for a picture of one lane."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ENV_INDICES_FIELD_NUMBER: builtins.int
@@ -201,6 +210,8 @@ Global___RenderRequest: typing_extensions.TypeAlias = RenderRequest
 
 @typing.final
 class CloseEnvsRequest(google.protobuf.message.Message):
+    """Ends the session; the environment itself lives on for the next one."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
@@ -216,6 +227,8 @@ Global___CloseEnvsRequest: typing_extensions.TypeAlias = CloseEnvsRequest
 
 @typing.final
 class ConfigureEnvRequest(google.protobuf.message.Message):
+    """Sent first: the edition that the client has chosen from the handshake."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SELECTED_WORKFLOW_EDITION_FIELD_NUMBER: builtins.int
@@ -231,6 +244,8 @@ Global___ConfigureEnvRequest: typing_extensions.TypeAlias = ConfigureEnvRequest
 
 @typing.final
 class ConfigureEnvResponse(google.protobuf.message.Message):
+    """Confirms the edition."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -303,7 +318,9 @@ Global___ResetResponse: typing_extensions.TypeAlias = ResetResponse
 
 @typing.final
 class StepResponse(google.protobuf.message.Message):
-    """Masks hold one byte per answered row. env_indices is empty for a step of every lane."""
+    """rewards and masks have one entry per answered row, a mask one byte. env_indices is empty for a
+    step of every lane. completed_episodes also holds episodes that a reset has cut off before.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -384,6 +401,10 @@ Global___CloseEnvsResponse: typing_extensions.TypeAlias = CloseEnvsResponse
 
 @typing.final
 class EnvError(google.protobuf.message.Message):
+    """Stands in the place of an answer. After a failure that is not recoverable the server may end the
+    session.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CODE_FIELD_NUMBER: builtins.int
@@ -412,7 +433,9 @@ Global___EnvError: typing_extensions.TypeAlias = EnvError
 
 @typing.final
 class JoinResponse(google.protobuf.message.Message):
-    """Envelope of every answer, with the endpoint's own timings."""
+    """Envelope of every answer, with the endpoint's own timings: from the arrival of the request to its
+    answer, and of that reading it, running the environment, writing the answer, waiting for others.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -20,6 +20,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class HandshakeRequest(google.protobuf.message.Message):
+    """Each wraps the message that all services share."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     BASE_FIELD_NUMBER: builtins.int
@@ -37,6 +39,8 @@ Global___HandshakeRequest: typing_extensions.TypeAlias = HandshakeRequest
 
 @typing.final
 class HandshakeResponse(google.protobuf.message.Message):
+    """env_contract is absent if the peers are not compatible."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     BASE_FIELD_NUMBER: builtins.int

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class EnvServiceStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """An endpoint has one session (Join) at a time; a second one is refused with FAILED_PRECONDITION.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -53,7 +54,8 @@ class EnvServiceStub(object):
 
 
 class EnvServiceServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """An endpoint has one session (Join) at a time; a second one is refused with FAILED_PRECONDITION.
+    """
 
     def Handshake(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -100,7 +102,8 @@ def add_EnvServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EnvService(object):
-    """Missing associated documentation comment in .proto file."""
+    """An endpoint has one session (Join) at a time; a second one is refused with FAILED_PRECONDITION.
+    """
 
     @staticmethod
     def Handshake(request,

@@ -75,6 +75,8 @@ _EnvServiceShutdownType = typing_extensions.TypeVar(
 )
 
 class EnvServiceStub(typing.Generic[_EnvServiceHandshakeType, _EnvServiceJoinType, _EnvServiceShutdownType]):
+    """An endpoint has one session (Join) at a time; a second one is refused with FAILED_PRECONDITION."""
+
     @typing.overload
     def __init__(self: EnvServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -129,6 +131,8 @@ EnvServiceAsyncStub: typing_extensions.TypeAlias = EnvServiceStub[
 ]
 
 class EnvServiceServicer(metaclass=abc.ABCMeta):
+    """An endpoint has one session (Join) at a time; a second one is refused with FAILED_PRECONDITION."""
+
     @abc.abstractmethod
     def Handshake(
         self,

@@ -36,7 +36,8 @@ class _ModelErrorCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     MODEL_ERROR_CODE_CANCELLED: _ModelErrorCode.ValueType  # 12
     MODEL_ERROR_CODE_CLOSED: _ModelErrorCode.ValueType  # 13
 
-class ModelErrorCode(_ModelErrorCode, metaclass=_ModelErrorCodeEnumTypeWrapper): ...
+class ModelErrorCode(_ModelErrorCode, metaclass=_ModelErrorCodeEnumTypeWrapper):
+    """The numbers mean what they mean for environments."""
 
 MODEL_ERROR_CODE_UNSPECIFIED: ModelErrorCode.ValueType  # 0
 MODEL_ERROR_CODE_INVALID_REQUEST: ModelErrorCode.ValueType  # 2
@@ -50,6 +51,8 @@ Global___ModelErrorCode: typing_extensions.TypeAlias = ModelErrorCode
 
 @typing.final
 class AdapterContext(google.protobuf.message.Message):
+    """env_id names the adapter that a request is for; the client chooses it when it resolves one."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: builtins.int
@@ -71,6 +74,10 @@ Global___AdapterContext: typing_extensions.TypeAlias = AdapterContext
 
 @typing.final
 class ResolveAdapterRequest(google.protobuf.message.Message):
+    """Prepares the model for an environment. execution_horizon is how many actions of a chunk the
+    client wants to carry out, 0 meaning 1; delivers_history, whether it sends the frames between.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CONTEXT_FIELD_NUMBER: builtins.int
@@ -101,6 +108,10 @@ Global___ResolveAdapterRequest: typing_extensions.TypeAlias = ResolveAdapterRequ
 
 @typing.final
 class ObservationHistoryNeeds(google.protobuf.message.Message):
+    """Inputs of the model that look back on earlier frames. With prunable the other parts of a history
+    frame may be left out.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: builtins.int
@@ -120,6 +131,10 @@ Global___ObservationHistoryNeeds: typing_extensions.TypeAlias = ObservationHisto
 
 @typing.final
 class ResolveAdapterResponse(google.protobuf.message.Message):
+    """native_chunk is how many actions the model always makes; unset if it has no such number.
+    history is unset if it needs none.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NATIVE_CHUNK_FIELD_NUMBER: builtins.int
@@ -141,6 +156,8 @@ Global___ResolveAdapterResponse: typing_extensions.TypeAlias = ResolveAdapterRes
 
 @typing.final
 class ObservationHistoryFrame(google.protobuf.message.Message):
+    """An observation that was not predicted on, made while actions of a chunk were carried out."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OBSERVATION_FIELD_NUMBER: builtins.int
@@ -165,6 +182,8 @@ Global___ObservationHistoryFrame: typing_extensions.TypeAlias = ObservationHisto
 
 @typing.final
 class EpisodeInfo(google.protobuf.message.Message):
+    """The episode of one row. seed is unset if it was not seeded."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPISODE_ID_FIELD_NUMBER: builtins.int
@@ -185,7 +204,9 @@ Global___EpisodeInfo: typing_extensions.TypeAlias = EpisodeInfo
 
 @typing.final
 class PredictRequest(google.protobuf.message.Message):
-    """One row per episode_info entry; history rows come before the current row in step order."""
+    """observation has one row per entry of episode_info. history holds the frames since the last
+    request, oldest first; step counts the frames of the session and is set if history is needed.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -243,6 +264,8 @@ Global___PredictResponse: typing_extensions.TypeAlias = PredictResponse
 
 @typing.final
 class GroupedPredictRequest(google.protobuf.message.Message):
+    """Several requests, each for its own adapter, in one message."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GROUPS_FIELD_NUMBER: builtins.int
@@ -259,6 +282,8 @@ Global___GroupedPredictRequest: typing_extensions.TypeAlias = GroupedPredictRequ
 
 @typing.final
 class GroupedPredictResult(google.protobuf.message.Message):
+    """Each group succeeds or fails by itself."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESPONSE_FIELD_NUMBER: builtins.int
@@ -299,6 +324,8 @@ Global___GroupedPredictResponse: typing_extensions.TypeAlias = GroupedPredictRes
 
 @typing.final
 class ReleaseAdapterRequest(google.protobuf.message.Message):
+    """Forgets an adapter; fine also if there is none."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CONTEXT_FIELD_NUMBER: builtins.int
@@ -319,6 +346,8 @@ Global___ReleaseAdapterRequest: typing_extensions.TypeAlias = ReleaseAdapterRequ
 
 @typing.final
 class ReleaseAdapterResponse(google.protobuf.message.Message):
+    """Confirms it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -352,6 +381,8 @@ Global___ResetAdapterRequest: typing_extensions.TypeAlias = ResetAdapterRequest
 
 @typing.final
 class ResetAdapterResponse(google.protobuf.message.Message):
+    """Confirms it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -362,6 +393,8 @@ Global___ResetAdapterResponse: typing_extensions.TypeAlias = ResetAdapterRespons
 
 @typing.final
 class CloseParticipantRequest(google.protobuf.message.Message):
+    """Ends the session."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
@@ -377,6 +410,8 @@ Global___CloseParticipantRequest: typing_extensions.TypeAlias = CloseParticipant
 
 @typing.final
 class CloseParticipantResponse(google.protobuf.message.Message):
+    """Confirms it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -387,6 +422,8 @@ Global___CloseParticipantResponse: typing_extensions.TypeAlias = CloseParticipan
 
 @typing.final
 class ModelError(google.protobuf.message.Message):
+    """Stands in the place of an answer; the session goes on."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CODE_FIELD_NUMBER: builtins.int
@@ -454,7 +491,9 @@ Global___JoinRequest: typing_extensions.TypeAlias = JoinRequest
 
 @typing.final
 class JoinResponse(google.protobuf.message.Message):
-    """Envelope of every answer, with the endpoint's own timings."""
+    """Envelope of every answer, with the endpoint's own timings, the requests it has in work, and what
+    state its adapters hold for episodes.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -19,6 +19,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class HandshakeRequest(google.protobuf.message.Message):
+    """Each wraps the message that all services share."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     BASE_FIELD_NUMBER: builtins.int

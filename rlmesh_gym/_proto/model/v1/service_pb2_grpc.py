@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class ModelServiceStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """An endpoint takes any number of sessions (Join); its adapters belong to the endpoint, not to one.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -53,7 +54,8 @@ class ModelServiceStub(object):
 
 
 class ModelServiceServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """An endpoint takes any number of sessions (Join); its adapters belong to the endpoint, not to one.
+    """
 
     def Handshake(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -100,7 +102,8 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService(object):
-    """Missing associated documentation comment in .proto file."""
+    """An endpoint takes any number of sessions (Join); its adapters belong to the endpoint, not to one.
+    """
 
     @staticmethod
     def Handshake(request,

@@ -75,6 +75,8 @@ _ModelServiceShutdownType = typing_extensions.TypeVar(
 )
 
 class ModelServiceStub(typing.Generic[_ModelServiceHandshakeType, _ModelServiceJoinType, _ModelServiceShutdownType]):
+    """An endpoint takes any number of sessions (Join); its adapters belong to the endpoint, not to one."""
+
     @typing.overload
     def __init__(self: ModelServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -129,6 +131,8 @@ ModelServiceAsyncStub: typing_extensions.TypeAlias = ModelServiceStub[
 ]
 
 class ModelServiceServicer(metaclass=abc.ABCMeta):
+    """An endpoint takes any number of sessions (Join); its adapters belong to the endpoint, not to one."""
+
     @abc.abstractmethod
     def Handshake(
         self,

@@ -59,6 +59,8 @@ Global___MetaValue: typing_extensions.TypeAlias = MetaValue
 
 @typing.final
 class MetaList(google.protobuf.message.Message):
+    """Lists, and arrays of any rank as lists of lists."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: builtins.int
@@ -75,6 +77,8 @@ Global___MetaList: typing_extensions.TypeAlias = MetaList
 
 @typing.final
 class MetaMap(google.protobuf.message.Message):
+    """The order of the entries has no meaning."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final

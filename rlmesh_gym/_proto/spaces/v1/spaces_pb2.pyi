@@ -21,6 +21,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class BoxSpec(google.protobuf.message.Message):
+    """unbounded stands for minus to plus infinity, or for the range of an integer type."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     UNBOUNDED_FIELD_NUMBER: builtins.int
@@ -46,6 +48,8 @@ Global___BoxSpec: typing_extensions.TypeAlias = BoxSpec
 
 @typing.final
 class UniformBounds(google.protobuf.message.Message):
+    """One element each, the same for all."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LOW_FIELD_NUMBER: builtins.int
@@ -64,6 +68,8 @@ Global___UniformBounds: typing_extensions.TypeAlias = UniformBounds
 
 @typing.final
 class ElementwiseBounds(google.protobuf.message.Message):
+    """Every element, row by row."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LOW_FIELD_NUMBER: builtins.int
@@ -82,6 +88,8 @@ Global___ElementwiseBounds: typing_extensions.TypeAlias = ElementwiseBounds
 
 @typing.final
 class DiscreteSpec(google.protobuf.message.Message):
+    """The integers from start to start + n - 1."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     N_FIELD_NUMBER: builtins.int
@@ -100,6 +108,8 @@ Global___DiscreteSpec: typing_extensions.TypeAlias = DiscreteSpec
 
 @typing.final
 class MultiBinarySpec(google.protobuf.message.Message):
+    """Zeros and ones; the shape stands in SpaceSpec."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -128,7 +138,7 @@ Global___MultiDiscreteSpec: typing_extensions.TypeAlias = MultiDiscreteSpec
 
 @typing.final
 class TextSpec(google.protobuf.message.Message):
-    """An empty charset means unrestricted."""
+    """Lengths are in characters. An empty charset means unrestricted."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -173,6 +183,8 @@ Global___DictSpec: typing_extensions.TypeAlias = DictSpec
 
 @typing.final
 class TupleSpec(google.protobuf.message.Message):
+    """In the order of the elements."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SPACES_FIELD_NUMBER: builtins.int
@@ -189,6 +201,10 @@ Global___TupleSpec: typing_extensions.TypeAlias = TupleSpec
 
 @typing.final
 class SpaceSpec(google.protobuf.message.Message):
+    """dtype is INT64 for discrete and multi_discrete, UINT8 for multi_binary and text, and unset, as is
+    shape, for dict and tuple.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SHAPE_FIELD_NUMBER: builtins.int
