@@ -268,7 +268,7 @@ class LocalRuntimeModel:
         horizon = route.options.execution_horizon
         observation = ModelObservation(
             env_id=route.env_id,
-            observation=_own_batch(observations),
+            observation=observations.batch(),
             episode_ids=tuple(episode_id for episode_id, _ in episodes),
             seeds=tuple(seed for _, seed in episodes),
             execution_horizon=horizon,
@@ -341,18 +341,10 @@ def _frames_of(result: Any) -> list[Any]:
     return [] if result.actions is None else [result.actions]
 
 
-def _own_batch(rows: Rows) -> Any:
-    """Decode rows into arrays that the handler may do with as it likes."""
-    leaves = rows.leaves()
-    if rows.is_decoded:
-        leaves = [leaf.copy() for leaf in leaves]
-    return rows.form.codec.unflatten(leaves, rows.num_rows)
-
-
 def _history_frame(rows: HistoryRows) -> HistoryFrame:
     return HistoryFrame(
         step=rows.step,
-        observation=_own_batch(rows.observations),
+        observation=rows.observations.batch(),
         episode_ids=tuple(episode_id for episode_id, _ in rows.episodes),
         seeds=tuple(seed for _, seed in rows.episodes),
     )

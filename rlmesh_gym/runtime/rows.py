@@ -132,17 +132,17 @@ class Rows:
         return self._value
 
     def leaves(self) -> Leaves:
-        """Return the rows as arrays; fresh ones if they came from the wire.
+        """Return the rows as fresh arrays, which the caller may change.
 
         Raises:
             CodecError: Text that is not UTF-8.
         """
         if self._arrays is not None:
-            return self._arrays
+            return [array.copy() for array in self._arrays]
         return self.form.codec.decode(self.value(), self.num_rows)
 
     def batch(self) -> Any:
-        """Return the rows in Gymnasium's vector form, decoded; see :meth:`leaves`."""
+        """Return the rows in Gymnasium's vector form, fresh; see :meth:`leaves`."""
         return self.form.codec.unflatten(self.leaves(), self.num_rows)
 
     def fields(self) -> list[NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""Every way out of a run: one session snapshot, the right last event, the model released, in time."""
+"""Every way out of a run: one session snapshot, the right last event, the model released."""
 
 from __future__ import annotations
 
