@@ -256,7 +256,8 @@ class ModelHandler:
             observation: The rows that need actions.
 
         Returns:
-            A batch of ``observation.num_envs`` actions in vector form.
+            A batch of ``observation.num_envs`` actions in vector form; lists will do. The arrays
+            may be filled anew in the next call.
         """
         if type(self).predict_chunked is ModelHandler.predict_chunked:
             message = f"{type(self).__name__} overrides neither predict nor predict_chunked"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rlmesh_gym._proto.spaces.v1 import value_pb2
 from rlmesh_gym.errors import CodecError, ModelError
@@ -11,12 +14,20 @@ from rlmesh_gym.server.model_faults import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from rlmesh_gym._proto.model.v1 import interaction_pb2
     from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.server.model_routes import Route
 
-__all__ = ["check_context", "check_steps", "decode_predict", "encode_frames", "signature"]
+__all__ = [
+    "check_context",
+    "check_steps",
+    "decode_predict",
+    "detached",
+    "encode_frames",
+    "signature",
+]
 
 _MAX_SIGNATURE_LEAVES = 16
 
@@ -125,6 +136,24 @@ def encode_frames(
             raise _bad_answer(message, observation)
         values.append(route.action_codec.encode(leaves, observation.num_envs))
     return values
+
+
+def detached(result: Any) -> Any:
+    """Copy the arrays of a handler's answer, so that it may fill its buffers anew.
+
+    Args:
+        result: Frames or a batch; arrays may be of any library that numpy can read.
+    """
+    if isinstance(result, PredictFrames):
+        return PredictFrames(detached(result.actions), [detached(batch) for batch in result.replay])
+    if isinstance(result, Mapping):
+        return {key: detached(value) for key, value in result.items()}
+    if isinstance(result, (tuple, list)):
+        values = [detached(value) for value in result]
+        return tuple(values) if isinstance(result, tuple) else values
+    if isinstance(result, np.generic) or not hasattr(result, "__array__"):
+        return result
+    return np.array(result)
 
 
 def signature(codec: SpaceCodec | None, leaves: Leaves) -> str:

@@ -97,13 +97,6 @@ class Exchange:
         """Go on with a step on a worker."""
         self.service.workers.run(lambda: self.guard(step))
 
-    def after_model(self, step: Callable[[], None]) -> None:
-        """Leave the model thread for a short step, unless nothing else wants the model anyway."""
-        if self.service.model_thread.has_more():
-            self.on_worker(step)
-        else:
-            self.guard(step)  # Saves waking a worker.
-
     def work(self) -> None:
         """First step of the kind."""
         raise NotImplementedError

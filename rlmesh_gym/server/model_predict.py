@@ -12,6 +12,7 @@ from rlmesh_gym.server.model_codec import (
     check_context,
     check_steps,
     decode_predict,
+    detached,
     encode_frames,
     signature,
 )
@@ -55,7 +56,11 @@ class Predict(Exchange):
         job.call(self.service)
         self.response.user_ns = time.perf_counter_ns() - called_ns
         self.service.read_model(self.response)
-        self.after_model(self._encode)
+        if self.service.model_thread.has_more():
+            job.detach()
+            self.on_worker(self._encode)
+        else:
+            self._encode()  # Nothing else wants the model: that saves waking a worker.
 
     def _encode(self) -> None:
         begun_ns = time.perf_counter_ns()
@@ -95,6 +100,14 @@ class PredictJob:
             self.result = predict_frames(service.handler, self.observation)
         except BaseException as error:  # Answered in-band, a SystemExit too.
             self.result = error
+
+    def detach(self) -> None:
+        """Take copies of what the handler may use again in its next call. Model thread only."""
+        if not isinstance(self.result, BaseException):
+            try:
+                self.result = detached(self.result)
+            except BaseException as error:  # Such as a lazy array that cannot be read.
+                self.result = error
 
     def encode(self) -> interaction_pb2.PredictResponse:
         """Encode the result and take the request's steps for delivered.
@@ -172,7 +185,12 @@ class GroupedPredict(Exchange):
             job.result = result
         self.response.user_ns = time.perf_counter_ns() - called_ns
         self.service.read_model(self.response)
-        self.after_model(self._encode)
+        if self.service.model_thread.has_more():
+            for job in jobs:
+                job.detach()
+            self.on_worker(self._encode)
+        else:
+            self._encode()
 
     def _encode(self) -> None:
         begun_ns = time.perf_counter_ns()

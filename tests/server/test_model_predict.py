@@ -22,6 +22,7 @@ from rlmesh_gym.server import (
     RouteNeeds,
 )
 from rlmesh_gym.server.handler import CallableHandler
+from rlmesh_gym.server.model_codec import detached
 from tests.catalogue import SPACE_IDS, SPACES
 from tests.model_client import (
     EchoHandler,
@@ -121,6 +122,31 @@ def test_lists_and_other_dtypes_are_taken() -> None:
     assert _answer(narrow).HasField("predict")
     discrete = _answer(lambda _: [2, 0], action_space=spaces.Discrete(3))
     assert np.frombuffer(discrete.predict.actions[0].leaves[0], "<i8").tolist() == [2, 0]
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.array(values, np.float64)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(self.values, dtype)
+
+
+def test_answers_are_detached_from_the_models_buffers() -> None:
+    buffer = np.zeros((2, 2))
+    answer = PredictFrames(
+        {"a": buffer, "b": (buffer[0], "text"), "c": [1, np.int64(2)]}, [buffer, Foreign(buffer)]
+    )
+    copy = detached(answer)
+    buffer[:] = 1
+    assert copy.actions["a"].tolist() == [[0, 0], [0, 0]]
+    assert copy.actions["b"][0].tolist() == [0, 0]
+    assert copy.actions["b"][1] == "text"
+    assert copy.actions["c"] == [1, 2]
+    assert isinstance(copy.actions["b"], tuple)
+    assert [np.asarray(batch).tolist() for batch in copy.replay] == [[[0, 0], [0, 0]]] * 2
 
 
 def test_values_outside_a_box_pass() -> None:

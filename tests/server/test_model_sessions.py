@@ -8,6 +8,7 @@ import weakref
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as pb
@@ -189,6 +190,59 @@ def test_a_grouped_predict_keeps_the_order_of_all_its_environments() -> None:
         assert [answer.request_id for answer in answers] == ["2", "3", "4"]
         assert all(result.HasField("response") for result in answers[1].grouped_predict.results)
         stream.end()
+
+
+class ReusingHandler(EchoHandler):
+    """Answers always with the same array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = np.zeros((1, 2))
+        self.entered, self.gate, self.overwritten = (threading.Event() for _ in range(3))
+
+    def predict(self, observation: ModelObservation) -> Any:
+        if observation.env_id == "a":
+            self.entered.set()
+            assert self.gate.wait(TIMEOUT)
+        self.buffer[:] = observation.observation
+        if observation.env_id == "b":
+            self.overwritten.set()
+        return self.buffer
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_model_may_fill_its_buffer_anew_before_the_last_answer_is_encoded(grouped: bool) -> None:
+    handler = ReusingHandler()
+    with service_of(handler) as service:
+        run = service.workers.run
+
+        def run_late(task: Any) -> None:
+            def work() -> None:
+                assert handler.overwritten.wait(TIMEOUT)
+                task()
+
+            run(work)
+
+        stream = LiveStream(service)
+        stream.send(resolve_request("a", request_id="0"), resolve_request("b", request_id="1"))
+        assert {stream.next().request_id, stream.next().request_id} == {"0", "1"}
+        service.workers.run = run_late  # type: ignore[method-assign]
+        first = predict_request({"x": 1}, "a", request_id="2")
+        if grouped:
+            first = request_of("grouped_predict", request_id="2", groups=[first.predict])
+        stream.send(first)
+        assert handler.entered.wait(TIMEOUT)
+        stream.send(
+            predict_request({"x": 2}, "b", request_id="3"),
+            predict_request({"x": 3}, "nowhere", request_id="4"),
+        )
+        assert stream.next().request_id == "4"  # By then the third stands behind the second.
+        handler.gate.set()
+        answers = {answer.request_id: answer for answer in (stream.next(), stream.next())}
+        stream.end()
+    old, new = answers["2"], answers["3"].predict
+    predicted = old.grouped_predict.results[0].response if grouped else old.predict
+    assert [np.frombuffer(p.actions[0].leaves[0])[0] for p in (predicted, new)] == [1.0, 2.0]
 
 
 class SlowSetup(RecordingSetup):
