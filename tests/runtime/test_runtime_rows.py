@@ -15,7 +15,7 @@ from rlmesh_gym.runtime.final_infos import final_info_of
 from rlmesh_gym.runtime.rows import RowFormat, Rows, RowStore, gather
 from tests.catalogue import SPACE_IDS, SPACES
 
-ORDERS = ([0, 1, 2, 3, 4], [3], [4, 0, 2], [1, 1, 0], [])
+ORDERS: tuple[list[int], ...] = ([0, 1, 2, 3, 4], [3], [4, 0, 2], [1, 1, 0], [])
 
 
 def both_kinds(space: spaces.Space[Any], count: int) -> tuple[RowFormat, Rows, Rows]:
@@ -57,7 +57,7 @@ def test_joining_and_gathering(space: spaces.Space[Any]) -> None:
 
 
 def test_what_goes_through_whole_is_the_message_itself() -> None:
-    form, _, wire = both_kinds(spaces.Box(0, 1, (3,)), 4)
+    _, _, wire = both_kinds(spaces.Box(0, 1, (3,)), 4)
     value = wire.value()
     rows = gather([(wire, row) for row in range(4)])
     assert rows is wire

@@ -72,6 +72,7 @@ def test_the_catalogue_and_the_timings_match() -> None:
     for metric, value in zip(METRICS, timing, strict=True):
         row = snapshot.row(ENV_STEP, metric.name)
         assert row is not None
+        assert value is not None
         assert row.p50 == pytest.approx(value * (1e-9 if metric.unit == "s" else 1))
         assert row.unit == metric.unit
     assert snapshot.row(MODEL_PREDICT, "rpc.total") is None
