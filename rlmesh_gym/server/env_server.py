@@ -134,6 +134,8 @@ class EnvServer:
         self._lock = threading.Lock()
         self._address: str | None = None
         self._is_stopping = False
+        self._stopper: int | None = None
+        self._is_done = threading.Event()
 
     def __repr__(self) -> str:
         state = "stopped" if self._is_stopping else self._address or "not started"
@@ -177,6 +179,7 @@ class EnvServer:
                 self._address = self._host.start()
             except BaseException:
                 self._is_stopping = True
+                self._is_done.set()
                 self._close_env()
                 raise
         _logger.info("serving %s at %s", self._source.contract.spec.id, self._address)
@@ -200,13 +203,25 @@ class EnvServer:
     def stop(self, drain: float = 0.0) -> None:
         """Stop listening, end the sessions and close the environment; may be called again.
 
+        Who calls while another thread stops the server waits for it.
+
         Args:
             drain: Seconds in which running sessions may go on.
         """
         with self._lock:
-            if self._is_stopping:
-                return
-            self._is_stopping = True
+            is_first = not self._is_stopping
+            if is_first:
+                self._is_stopping = True
+                self._stopper = threading.get_ident()
+        if is_first:
+            try:
+                self._stop(drain)
+            finally:
+                self._is_done.set()
+        elif self._stopper != threading.get_ident():  # An env may stop its server in close().
+            self._is_done.wait()
+
+    def _stop(self, drain: float) -> None:
         self._slots.close()
         self._host.stop(drain)
         if self._slots.wait_idle(self._close_timeout):

@@ -7,33 +7,37 @@ thread calls, and what may run at the same time, is the caller's affair.
 from __future__ import annotations
 
 import time
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym.codec import decode_meta_map, encode_meta_map
-from rlmesh_gym.errors import CodecError
 from rlmesh_gym.rpc import EDITION
 from rlmesh_gym.server.conformance import Conformance
 from rlmesh_gym.server.episodes import EpisodeBook
 from rlmesh_gym.server.frames import encode_frame
 from rlmesh_gym.server.large_answers import LARGE_BYTES, assemble
+from rlmesh_gym.server.refusals import (
+    ErrorCode,
+    RefusedError,
+    check_roll,
+    decoded,
+    failure,
+    invalid,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from rlmesh_gym.server.conformance import ValidationPolicy
     from rlmesh_gym.server.served_env import Outcome, ServedEnv, Warnings
 
 __all__ = ["Operations", "Reply", "lanes_named"]
-
-ErrorCode = interaction_pb2.EnvErrorCode
 
 
 @dataclass(slots=True)
@@ -59,27 +63,6 @@ class _Effect:
 
 _GOES_ON = _Effect()
 _ENDS = _Effect(closes=True)
-
-
-class _RefusedError(Exception):
-    """A request that is answered with an in-band error."""
-
-    def __init__(
-        self,
-        code: ErrorCode.ValueType,
-        message: str,
-        *,
-        recoverable: bool = True,
-        debug_info: str = "",
-        lanes: Sequence[int] | None = None,
-        cuts: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.recoverable = recoverable
-        self.debug_info = debug_info
-        self.lanes = lanes
-        self.cuts = cuts
 
 
 def lanes_named(request: interaction_pb2.JoinRequest) -> Sequence[int]:
@@ -126,10 +109,10 @@ class Operations:
         try:
             verb = self._verbs.get(kind, self._unknown)
             effect = verb(getattr(request, kind) if kind else None, response)
-        except _RefusedError as refusal:
+        except RefusedError as refusal:
             effect = self._refuse(refusal, response)
         except Exception as error:  # A fault of this server must not take the stream with it.
-            effect = self._refuse(_failure(f"{kind} failed", error, None), response)
+            effect = self._refuse(failure(f"{kind} failed", error, None), response)
         if queue_ns is not None:
             response.queue_ns = queue_ns
         response.endpoint_total_ns = time.perf_counter_ns() - begun + (queue_ns or 0)
@@ -137,7 +120,7 @@ class Operations:
             return Reply(assemble(response, effect.observation))
         return Reply(response, effect.closes)
 
-    def _refuse(self, refusal: _RefusedError, response: interaction_pb2.JoinResponse) -> _Effect:
+    def _refuse(self, refusal: RefusedError, response: interaction_pb2.JoinResponse) -> _Effect:
         error = response.error  # Setting it clears whatever the answer already held.
         error.code = refusal.code
         error.message = str(refusal)
@@ -156,10 +139,10 @@ class Operations:
         if lanes is not None:
             for name, given in (("seeds", seeds), ("episode_ids", ids)):
                 if given and len(given) != len(lanes):
-                    raise _invalid(f"reset: expected {len(lanes)} {name} or none, got {len(given)}")
+                    raise invalid(f"reset: expected {len(lanes)} {name} or none, got {len(given)}")
         options = None
         if request.HasField("options"):
-            options = _decoded(lambda: decode_meta_map(request.options, "$.options"))
+            options = decoded(lambda: decode_meta_map(request.options, "$.options"))
         begun = time.perf_counter_ns()
         outcome = self._call("reset", lanes, lambda: self.env.reset(lanes, seeds, options))
         # The lanes are in new episodes from here on, whether or not the answer arrives in time.
@@ -177,20 +160,20 @@ class Operations:
         env = self.env
         lanes = self._lanes(request.env_indices, "step", allowed=env.has_lane_operations)
         rows = env.num_envs if lanes is None else len(lanes)
-        action = _decoded(lambda: env.action_codec.decode(request.action, rows))
-        warnings = _decoded(lambda: self._conformance.check_actions(action, lanes))
+        action = decoded(lambda: env.action_codec.decode(request.action, rows))
+        warnings = decoded(lambda: self._conformance.check_actions(action, lanes))
         rolling = self._check_order()
         begun = time.perf_counter_ns()
         outcome = self._call("step", lanes, lambda: env.step(lanes, action))
         encoding = time.perf_counter_ns()
         if rolling is not None:
-            _check_roll(rolling, outcome)
+            check_roll(rolling, outcome)
         records = self._count("step", lanes, outcome, request.episode_ids)
         try:
             self._check_time(request.timeout_ms, begun, "step")
             message = response.step
             effect = self._encode(message, outcome, lanes, warnings)
-        except _RefusedError:
+        except RefusedError:
             # Those episodes are over all the same; the next step tells.
             self._episodes.keep(records)
             raise
@@ -215,13 +198,13 @@ class Operations:
     ) -> _Effect:
         indices = list(request.env_indices)
         if len(indices) > 1:
-            raise _RefusedError(
+            raise RefusedError(
                 ErrorCode.ENV_ERROR_CODE_UNSUPPORTED,
                 f"one lane can be rendered at a time, got {len(indices)}",
             )
         lane = indices[0] if indices else 0
         if lane >= self.env.num_envs:
-            raise _invalid(f"render: lane {lane} of {self.env.num_envs} does not exist")
+            raise invalid(f"render: lane {lane} of {self.env.num_envs} does not exist")
         begun = time.perf_counter_ns()
         frame = self._call("render", None, lambda: self.env.render(lane), cuts=False)
         rendered = time.perf_counter_ns()
@@ -250,7 +233,7 @@ class Operations:
     ) -> _Effect:
         edition = request.selected_workflow_edition
         if edition not in {"", EDITION}:
-            raise _RefusedError(
+            raise RefusedError(
                 ErrorCode.ENV_ERROR_CODE_INVALID_ACTION,
                 f"unknown workflow edition {edition!r}; this server speaks {EDITION}",
                 recoverable=False,
@@ -259,7 +242,7 @@ class Operations:
         return _GOES_ON
 
     def _unknown(self, request: None, response: interaction_pb2.JoinResponse) -> _Effect:  # noqa: ARG002
-        raise _RefusedError(
+        raise RefusedError(
             ErrorCode.ENV_ERROR_CODE_UNSUPPORTED, "the request asks for nothing known here"
         )
 
@@ -267,15 +250,15 @@ class Operations:
         if not indices:
             return None
         if not allowed:
-            raise _RefusedError(
+            raise RefusedError(
                 ErrorCode.ENV_ERROR_CODE_UNSUPPORTED,
                 f"this environment cannot {verb} some of its lanes; leave env_indices empty",
             )
         lanes = list(indices)
         if len(set(lanes)) != len(lanes):
-            raise _invalid(f"{verb}: a lane is named twice in {lanes}")
+            raise invalid(f"{verb}: a lane is named twice in {lanes}")
         if max(lanes) >= self.env.num_envs:
-            raise _invalid(f"{verb}: lane {max(lanes)} of {self.env.num_envs} does not exist")
+            raise invalid(f"{verb}: lane {max(lanes)} of {self.env.num_envs} does not exist")
         return lanes
 
     def _check_order(self) -> NDArray[np.bool_] | None:
@@ -285,7 +268,7 @@ class Operations:
             return None  # Stepping is the environment's to judge; the session only looks on.
         waiting = self._episodes.awaits_reset()
         if waiting:
-            raise _RefusedError(
+            raise RefusedError(
                 ErrorCode.ENV_ERROR_CODE_INTERNAL,
                 f"step failed: lanes {waiting} have no active episode; reset first",
                 recoverable=False,
@@ -303,7 +286,7 @@ class Operations:
         try:
             return call()
         except BaseException as error:  # An env may even raise SystemExit; the server lives on.
-            raise _failure(f"{verb} failed", error, lanes, cuts=cuts) from error
+            raise failure(f"{verb} failed", error, lanes, cuts=cuts) from error
 
     def _count(
         self,
@@ -354,46 +337,10 @@ class Operations:
 
     def _check_time(self, timeout_ms: int, begun_ns: int, verb: str) -> None:
         if timeout_ms and time.perf_counter_ns() - begun_ns > timeout_ms * 1_000_000:
-            raise _RefusedError(
+            raise RefusedError(
                 ErrorCode.ENV_ERROR_CODE_TIMEOUT,
                 f"{verb} took longer than {timeout_ms} ms; it was carried out, its result dropped",
             )
-
-
-def _invalid(message: str) -> _RefusedError:
-    return _RefusedError(ErrorCode.ENV_ERROR_CODE_INVALID_ACTION, message)
-
-
-def _decoded(decode: Callable[[], Any]) -> Any:
-    try:
-        return decode()
-    except CodecError as error:
-        raise _invalid(str(error)) from error
-
-
-def _check_roll(rolling: NDArray[np.bool_], outcome: Outcome) -> None:
-    wrong = rolling & (outcome.terminated | outcome.truncated | (outcome.rewards != 0.0))
-    if wrong.any():
-        raise _RefusedError(
-            ErrorCode.ENV_ERROR_CODE_INTERNAL,
-            f"step failed: lanes {np.flatnonzero(wrong).tolist()} were to be reset by this step "
-            "(NEXT_STEP), yet they have a reward or an ending",
-            recoverable=False,
-            cuts=True,
-        )
-
-
-def _failure(
-    what: str, error: BaseException, lanes: Sequence[int] | None, *, cuts: bool = True
-) -> _RefusedError:
-    return _RefusedError(
-        ErrorCode.ENV_ERROR_CODE_INTERNAL,
-        f"{what}: {type(error).__name__}: {error}",
-        recoverable=False,
-        debug_info="".join(traceback.format_exception(error)),
-        lanes=lanes,
-        cuts=cuts,
-    )
 
 
 def _note_times(

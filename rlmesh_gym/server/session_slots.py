@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "SessionSlots"]
 
-_GONE_SECONDS = 1.0
-"""How long a newcomer waits for a session whose client has gone and whose end is on its way."""
+_GRACE_SECONDS = 0.5
+"""How long a newcomer waits for a slot. Often it is the same client, come back before the news of
+its leaving; that news comes another way than its return and may be the slower one."""
+
+_GONE_SECONDS = 2.0
+"""How long it waits further where a session is known to be about to end."""
 
 
 class Lease:
@@ -92,9 +96,10 @@ class SessionSlots:
             Refused: All slots are taken, or the server is stopping.
         """
         with self.changed:
-            self.changed.wait_for(
-                lambda: self._has_room() or not self._will_have_room(), _GONE_SECONDS
-            )
+            if not self.changed.wait_for(self._has_room, _GRACE_SECONDS):
+                self.changed.wait_for(
+                    lambda: self._has_room() or not self._will_have_room(), _GONE_SECONDS
+                )
             if self._is_closed:
                 raise Refused("UNAVAILABLE", "the server is stopping")
             if not self._has_room():

@@ -357,6 +357,44 @@ def test_a_running_session_may_finish_while_a_remote_shutdown_drains() -> None:
         assert env.close_calls == 1
 
 
+def test_serve_returns_when_all_is_closed() -> None:
+    closing, proceed = threading.Event(), threading.Event()
+
+    class Slow(CountingEnv):
+        def close(self) -> None:
+            closing.set()
+            proceed.wait(10)
+            super().close()
+
+    env = Slow()
+    server = EnvServer(env, allow_remote_shutdown=True)
+    server.start()
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    with raw_client(server.address) as client:
+        assert client.shutdown().accepted
+    assert closing.wait(10)
+    thread.join(0.05)
+    assert thread.is_alive()
+    proceed.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert env.close_calls == 1
+
+
+def test_an_env_may_stop_its_server_while_it_is_closed() -> None:
+    class Stopping(CountingEnv):
+        def close(self) -> None:
+            super().close()
+            server.stop()
+
+    env = Stopping()
+    server = EnvServer(env)
+    with server:
+        pass
+    assert env.close_calls == 1
+
+
 def test_an_idle_server_stops() -> None:
     env = BlockingEnv()
     server = EnvServer(env, idle_timeout=0.15)
