@@ -44,7 +44,7 @@ def test_every_answer_goes_to_its_asker_and_no_call_overlaps() -> None:
 
     def play(client: int, address: str) -> int:
         with RemotePolicy(address, **SPACES, num_envs=2) as policy:
-            ready.wait()
+            ready.wait(60)
             for t in range(PREDICTS):
                 sight = np.array([[lane, client, t, 1] for lane in range(2)], np.float32)
                 actions, _ = policy.predict(sight, episode_start=[t == 0] * 2)
