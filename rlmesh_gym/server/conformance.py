@@ -85,13 +85,14 @@ class Conformance:
             return []
         if self.policy == "strict":
             raise self._refusal(kind, found[0], lanes)
-        warnings: Warnings = []
         with self._lock:
-            for row, path, detail in found:
-                if path not in warned:
-                    warned.add(path)
-                    warnings.append((row, {"kind": kind, "path": path, "detail": detail}))
-        return warnings
+            news = {path for _, path, _ in found} - warned
+            warned |= news
+        return [
+            (row, {"kind": kind, "path": path, "detail": detail})
+            for row, path, detail in found
+            if path in news
+        ]
 
     def _refusal(
         self, kind: str, found: tuple[int, str, str], lanes: Sequence[int] | None

@@ -18,13 +18,22 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import EnvContract, Leaves, SpaceCodec
 
-__all__ = ["Outcome", "ServedEnv", "Warnings"]
+__all__ = ["WARNING_KEY", "Outcome", "ServedEnv", "Warnings", "once_per_path"]
 
 WARNING_KEY = "rlmesh.conformance.warning"
 """Reserved info key under which a session tells what left its declared range."""
 
 Warnings = list[tuple[int, dict[str, str]]]
 """Row of the answer and what was found there: ``kind``, ``path``, ``detail``."""
+
+
+def once_per_path(warnings: Warnings) -> list[dict[str, str]]:
+    """Return the first warning of each kind and path."""
+    first: dict[tuple[str, str], dict[str, str]] = {}
+    for _, warning in warnings:
+        first.setdefault((warning["kind"], warning["path"]), warning)
+    return list(first.values())
+
 
 _NO_NUMBERS = np.zeros(0, dtype=np.float64)
 _NO_FLAGS = np.zeros(0, dtype=np.bool_)

@@ -12,7 +12,7 @@ from rlmesh_gym.codec import EnvContract, SpaceCodec
 from rlmesh_gym.errors import CodecError, ConfigurationError
 from rlmesh_gym.server.lane_calls import LaneCalls
 from rlmesh_gym.server.lane_vector import as_flag, as_reward
-from rlmesh_gym.server.served_env import WARNING_KEY, Outcome, ServedEnv
+from rlmesh_gym.server.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -146,7 +146,7 @@ class ServedLanes(ServedEnv):
             "_final_info": ended,
         }
         if warnings:
-            wire[WARNING_KEY] = [warning for _, warning in warnings]
+            wire[WARNING_KEY] = once_per_path(warnings)
         return wire
 
     def final_info(self, outcome: Outcome, row: int) -> Mapping[str, Any] | None:

@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from rlmesh_gym.codec import EnvContract, SpaceCodec
 from rlmesh_gym.errors import CodecError, ConfigurationError
 from rlmesh_gym.server.lane_vector import LaneVector
-from rlmesh_gym.server.served_env import WARNING_KEY, Outcome, ServedEnv
+from rlmesh_gym.server.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
 from rlmesh_gym.server.vector_infos import encode_final_obs, lane_share, rows_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class ServedVector(ServedEnv):
                     f"a terminal observation does not fit its space: {detail}", path="final_obs"
                 ) from error
         if warnings:
-            wire.setdefault(WARNING_KEY, [warning for _, warning in warnings])
+            wire.setdefault(WARNING_KEY, once_per_path(warnings))
         return wire
 
     def final_info(self, outcome: Outcome, row: int) -> Mapping[str, Any] | None:

@@ -194,8 +194,12 @@ def test_large_observations_are_complete() -> None:
 # Values outside their declared range
 
 
+def wild() -> dict[str, Any]:
+    return {"u": np.array([3, 0], dtype=np.float32), "word": "abcd"}
+
+
 def out_of_range(client: RawClient) -> pb.JoinRequest:
-    return client.step_request([{"u": np.array([3, 0], dtype=np.float32), "word": "abcd"}])
+    return client.step_request([wild()])
 
 
 def in_range(client: RawClient) -> pb.JoinRequest:
@@ -234,6 +238,10 @@ def test_warnings_of_several_lanes_stand_in_both_places() -> None:
         assert told["final_info"][0] == {}
         assert told["final_info"][1][WARNING] == told[WARNING]
         assert told[WARNING][0]["path"] == "$.x"
+        # Every lane that did it at the first time is marked, the summary says it once.
+        told = infos(join.ask(client.step_request([wild(), wild()])).step)
+        assert [len(lane[WARNING]) for lane in told["final_info"]] == [2, 2]
+        assert [warning["path"] for warning in told[WARNING]] == ["$.u", "$.word"]
 
 
 def test_warnings_of_a_vector_stand_beside_its_infos() -> None:
