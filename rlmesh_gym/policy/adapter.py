@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym.errors import Error, ModelError, RemoteError
+from rlmesh_gym.policy.evictions import EpisodeEvictions
 from rlmesh_gym.policy.history import ObservationHistory
 from rlmesh_gym.policy.plan import ActionReader, Plan
 
@@ -103,9 +103,7 @@ class ModelAdapter:
         self._reader = ActionReader(action_codec, horizon, self._warn_out_of_bounds)
         self._is_resolved = False
         self._rows_were_refused = False
-        self._live: dict[str, None] = {}  # Episodes that the endpoint has been asked about.
-        self._evictions: deque[tuple[Sequence[str], Pending[Any]]] = deque()
-        self._unsent: list[str] = []  # Ended episodes that a broken connection kept from leaving.
+        self._evictions = EpisodeEvictions(session, env_id, stats)
 
     def resolve(self, episode_ids: Sequence[str] = ()) -> None:
         """Set the model up for the env, if that is not done.
@@ -141,9 +139,7 @@ class ModelAdapter:
         elif self.history is None:
             self.history = ObservationHistory(self._num_envs)
         self._is_resolved = True
-        if self._unsent:
-            unsent, self._unsent = self._unsent, []
-            self._send_eviction(unsent)
+        self._evictions.resend()
 
     def plan(
         self, lanes: NDArray[np.intp], observations: Leaves, bounds: Boundaries, step: int
@@ -162,7 +158,7 @@ class ModelAdapter:
         Raises:
             RemoteError: The connection was lost, or a needed :meth:`resolve` failed.
         """
-        self._collect_evictions()
+        self._evictions.collect()
         ids = [bounds.episode_ids[lane] for lane in lanes]
         self.resolve(ids)
         whole = np.arange(len(lanes))
@@ -171,6 +167,7 @@ class ModelAdapter:
         timeout = self.session.timeouts.predict
         deadline = None if timeout is None else time.monotonic() + timeout
         begun = time.perf_counter()
+        self._evictions.note_asked(ids)
         try:
             requests = [
                 (rows, self._send(lanes[rows], observations, bounds, step)) for rows in groups
@@ -182,13 +179,12 @@ class ModelAdapter:
         self._stats.milliseconds["encode"] += 1e3 * (time.perf_counter() - begun)
         self._stats.calls += len(requests)
         self._stats.rows += len(lanes)
-        self._live.update(dict.fromkeys(ids))
         undo = None if self.history is None else self.history.deliver(lanes, step)
 
         def fail(plan: Plan, error: BaseException | None) -> None:
             if self.history is not None and undo is not None:
                 self.history.restore(lanes, undo)
-                self._forget(plan.episode_ids)
+                self._evictions.forget(plan.episode_ids)
             self._note_failure(error)
 
         return Plan(
@@ -238,13 +234,7 @@ class ModelAdapter:
         Episodes that it was never asked about, or told about already, are left out. An answer that
         says no becomes a warning with one of the next plans: the actions are right all the same.
         """
-        known = [episode_id for episode_id in episode_ids if episode_id in self._live]
-        if not known:
-            return
-        for episode_id in known:
-            del self._live[episode_id]
-        self._stats.evicted_episodes += len(known)
-        self._send_eviction(known)
+        self._evictions.end(episode_ids)
 
     def close(self) -> None:
         """Release the adapter and close the session, within ``timeouts.close``; never raises."""
@@ -253,7 +243,7 @@ class ModelAdapter:
         timeout = self.session.timeouts.close
         try:
             if self._is_resolved:
-                self.evict(list(self._live))
+                self._evictions.end_all()
                 self.session.release_adapter(self.env_id, "policy closed").result(timeout)
         except Error as error:
             _LOGGER.debug("%s: releasing the adapter: %s", self.session.endpoint, error)
@@ -283,37 +273,6 @@ class ModelAdapter:
             history=frames,
             step=step,
         )
-
-    def _send_eviction(self, episode_ids: Sequence[str]) -> None:
-        try:
-            pending = self.session.reset_adapter(self.env_id, episode_ids)
-        except RemoteError as error:
-            self._evict_later(episode_ids, error)
-        else:
-            self._evictions.append((episode_ids, pending))
-
-    def _evict_later(self, episode_ids: Sequence[str], error: RemoteError) -> None:
-        # The connection is gone, which the next plan says as an error.
-        _LOGGER.debug("%s: evicting episodes: %s", self.session.endpoint, error)
-        self._is_resolved = False
-        self._unsent.extend(episode_ids)
-
-    def _forget(self, episode_ids: Sequence[str]) -> None:
-        """Make the model drop frames of live episodes, since their state is not known any more."""
-        known = [episode_id for episode_id in episode_ids if episode_id in self._live]
-        if known:  # No ids would mean all of the env's episodes.
-            self._send_eviction(known)
-
-    def _collect_evictions(self) -> None:
-        while self._evictions and self._evictions[0][1].done():
-            episode_ids, pending = self._evictions.popleft()
-            try:
-                pending.result(0)
-            except ModelError as error:
-                message = f"ended episodes could not be evicted from the model: {error}"
-                warnings.warn(message, stacklevel=5)
-            except RemoteError as error:
-                self._evict_later(episode_ids, error)
 
     def _note_failure(self, error: BaseException | None) -> None:
         if not isinstance(error, ModelError):

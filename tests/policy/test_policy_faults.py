@@ -122,6 +122,22 @@ def test_a_model_killed_between_predicts_and_started_again(socket_dir: Path) -> 
             assert policy(rows(2, 1))[:, 2].tolist() == [1, 1]
 
 
+def test_a_model_started_again_while_an_episode_ends(socket_dir: Path) -> None:
+    """The end waits until the new server is set up, and no request meets an unknown adapter."""
+    address = f"unix://{socket_dir}/model.sock"
+    server = ModelServer(TellingModel(), address)
+    server.start()
+    with RemotePolicy(address, **SPACES, num_envs=2) as policy:
+        policy.predict(rows(2, 0), episode_start=[True, True])
+        ended = policy._episodes._ids[0]  # type: ignore[attr-defined]
+        server.stop(0)
+        model = TellingModel()
+        with ModelServer(model, address):
+            policy.predict(rows(2, 1), episode_start=[True, False])
+            policy(rows(2, 2))
+            assert model.ended == [ended]
+
+
 def test_frames_are_replayed_though_the_model_is_gone(socket_dir: Path) -> None:
     address = f"unix://{socket_dir}/model.sock"
     with RemotePolicy_on(address) as (policy, server):

@@ -1,0 +1,108 @@
+"""Telling a model which episodes are over, without ever waiting for its answer."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.errors import ModelError, RemoteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rlmesh_gym.policy.stats import PolicyStats
+    from rlmesh_gym.rpc import ModelSession, Pending
+
+__all__ = ["EpisodeEvictions"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class EpisodeEvictions:
+    """The episodes that a model knows of, and what it is told about their ends.
+
+    An end goes out once, before any later request, since a stream keeps its order. What a broken
+    connection may have lost waits until the model is set up again.
+
+    Args:
+        session: Open session with the endpoint.
+        env_id: Key of the adapter.
+        stats: Takes the count.
+    """
+
+    def __init__(self, session: ModelSession, env_id: str, stats: PolicyStats) -> None:
+        self._session = session
+        self._env_id = env_id
+        self._stats = stats
+        self._live: dict[str, None] = {}
+        self._pending: deque[tuple[Sequence[str], Pending[Any]]] = deque()
+        self._unsent: list[str] = []
+
+    def note_asked(self, episode_ids: Iterable[str]) -> None:
+        """Count episodes as known to the model."""
+        self._live.update(dict.fromkeys(episode_ids))
+
+    def end(self, episode_ids: Iterable[str]) -> None:
+        """Tell the model that episodes are over; those that it does not know are left out."""
+        known = [episode_id for episode_id in episode_ids if episode_id in self._live]
+        if not known:  # No ids would mean all of the env's episodes.
+            return
+        for episode_id in known:
+            del self._live[episode_id]
+        self._stats.evicted_episodes += len(known)
+        self._send(known)
+
+    def forget(self, episode_ids: Iterable[str]) -> None:
+        """Make the model drop what it keeps of episodes that go on."""
+        known = [episode_id for episode_id in episode_ids if episode_id in self._live]
+        if known:
+            self._send(known)
+
+    def resend(self) -> None:
+        """Send what a broken connection has kept back; the model has just been set up again."""
+        unsent, self._unsent = self._unsent, []
+        if unsent:
+            self._send(unsent)
+
+    def end_all(self) -> None:
+        """Tell of the end of every episode, on whatever connection there is.
+
+        Raises:
+            RemoteError: There is none.
+        """
+        ids = [*self._unsent, *self._live]
+        if not ids:
+            return
+        self._stats.evicted_episodes += len(self._live)
+        self._unsent, self._live = [], {}
+        self._session.reset_adapter(self._env_id, ids)
+
+    def collect(self) -> None:
+        """Take in the answers that are there; a refusal becomes a warning."""
+        while self._pending and self._pending[0][1].done():
+            episode_ids, pending = self._pending.popleft()
+            try:
+                pending.result(0)
+            except ModelError as error:
+                # The actions are right all the same; the model only keeps more than it should.
+                message = f"ended episodes could not be evicted from the model: {error}"
+                warnings.warn(message, stacklevel=6)
+            except RemoteError as error:
+                _LOGGER.debug("%s: evicting episodes: %s", self._session.endpoint, error)
+                self._unsent.extend(episode_ids)
+
+    def _send(self, episode_ids: Sequence[str]) -> None:
+        # On a new stream the model must be set up first, which only the next plan does.
+        if not self._session.is_streaming:
+            self._unsent.extend(episode_ids)
+            return
+        try:
+            pending = self._session.reset_adapter(self._env_id, episode_ids)
+        except RemoteError as error:
+            # The connection is gone, which the next plan says as an error.
+            _LOGGER.debug("%s: evicting episodes: %s", self._session.endpoint, error)
+            self._unsent.extend(episode_ids)
+        else:
+            self._pending.append((episode_ids, pending))
