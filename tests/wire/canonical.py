@@ -41,7 +41,7 @@ def canonical(data: bytes, descriptor: Descriptor) -> list[tuple[int, Any]]:
         if field is None:
             raise ValueError(f"{descriptor.full_name} has no field {number}")
         expected = _WIRE_TYPES.get(field.type, _VARINT)
-        if field.is_repeated and expected in _PACKED:
+        if expected in _PACKED and _is_repeated(field):
             expected = _LENGTH  # proto3 packs numbers
         if wire_type != expected:
             raise ValueError(f"{field.full_name} has wire type {wire_type}")
@@ -61,6 +61,13 @@ def canonical(data: bytes, descriptor: Descriptor) -> list[tuple[int, Any]]:
                 value = _entry(value, field.message_type)
         fields.append((number, value))
     return _ordered(fields, descriptor)
+
+
+def _is_repeated(field: FieldDescriptor) -> bool:
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    label: int = getattr(field, "label", 0)  # before protobuf 6
+    return label == FieldDescriptor.LABEL_REPEATED
 
 
 def _entry(fields: list[tuple[int, Any]], descriptor: Descriptor) -> list[tuple[int, Any]]:
