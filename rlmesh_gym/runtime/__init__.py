@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlmesh_gym.runtime.calls import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
+from rlmesh_gym.runtime.evaluation import run
 from rlmesh_gym.runtime.hooks import CompositeHooks, RuntimeHooks
 from rlmesh_gym.runtime.jsonl import JsonLinesRecorder
 from rlmesh_gym.runtime.local import LocalRuntimeEnv, LocalRuntimeModel
@@ -17,7 +18,6 @@ from rlmesh_gym.runtime.report import (
     TelemetryRow,
     TelemetrySnapshot,
 )
-from rlmesh_gym.runtime.run import run
 from rlmesh_gym.runtime.seeds import derive_seed, derive_seeds
 from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
 from rlmesh_gym.runtime.video import VideoRecorder

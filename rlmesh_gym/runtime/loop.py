@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.protocols import ResetReply, RuntimeModel, StepReply
     from rlmesh_gym.runtime.report import EpisodeSummary
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
-    from rlmesh_gym.runtime.telemetry import Telemetry
+    from rlmesh_gym.runtime.telemetry import CallTiming, Telemetry
 
 __all__ = ["RunLoop"]
 
@@ -93,6 +93,7 @@ class RunLoop:
         self._history = LaneHistory(book.num_lanes)
         self._evictions = EvictionQueue()
         self._filler: tuple[Rows, int] | None = None
+        self._timings: list[CallTiming] = []
         # Episodes that the model has seen, so that no others are evicted.
         self._known: set[str] = set()
         self._action_format = parts[0].env.action_format
@@ -157,8 +158,8 @@ class RunLoop:
             return
         replies = self._wait_env([call for *_, call in calls], ENV_RESET, began)
         for (_, lanes, ids, _), reply in zip(calls, replies, strict=True):
-            for row, (lane, episode_id) in enumerate(zip(lanes, ids, strict=True)):
-                self._observations.put(lane, reply.observations, row)
+            self._observations.put(lanes, reply.observations)
+            for lane, episode_id in zip(lanes, ids, strict=True):
                 self._begin(lane, episode_id, seeds[lane], by_env=False)
 
     def _begin(self, lane: int, episode_id: str, seed: int | None, *, by_env: bool) -> None:
@@ -203,6 +204,7 @@ class RunLoop:
 
     def _predict(self, groups: list[tuple[list[int], Rows]]) -> None:
         """Ask for the plans of some groups of lanes, all in flight together."""
+        self._timings.clear()
         began = time.perf_counter()
         calls = [self._ask(lanes, rows) for lanes, rows in groups]
         timeout = self._spec.limits.model_predict_timeout
@@ -211,7 +213,7 @@ class RunLoop:
             frames = self._wait(call, MODEL_PREDICT, left)
             kept = self._replay.load(lanes, frames, endpoint=self._model.endpoint)
             self._emit_received(lanes, kept)
-        self._shares.add_policy(_waited(began, calls), [call.timing for call in calls])
+        self._shares.add_policy(_waited(began, calls), self._timings)
 
     def _ask(self, lanes: list[int], rows: Rows) -> Call[list[Rows]]:
         table = self._book.table
@@ -328,27 +330,28 @@ class RunLoop:
         answers: list[tuple[tuple[EndpointLanes, list[int], list[str]], StepReply]],
     ) -> None:
         book = self._book
-        num_lanes = book.num_lanes
-        rewards = np.zeros(num_lanes, np.float64)
-        terminations = np.zeros(num_lanes, np.bool_)
-        truncations = np.zeros(num_lanes, np.bool_)
+        rewards, terminations, truncations = _spread(answers, book.num_lanes)
         for (_, lanes, _), reply in answers:
-            rewards[lanes] = reply.rewards
-            terminations[lanes] = reply.terminations
-            truncations[lanes] = reply.truncations
-            for row, lane in enumerate(lanes):
-                self._observations.put(lane, reply.observations, row)
+            self._observations.put(lanes, reply.observations)
         if playing:
+            every = len(playing) == book.num_lanes
+            chosen: Any = slice(None) if every else playing
             book.table.advance(
-                playing, rewards[playing], terminations[playing], truncations[playing]
+                None if every else playing,
+                rewards[chosen],
+                terminations[chosen],
+                truncations[chosen],
             )
             book.total_steps += len(playing)
-            book.total_reward += float(rewards[playing].sum())
+            book.total_reward += float(rewards[chosen].sum())
         done = terminations | truncations
-        cut = [lane for lane in playing if not done[lane] and book.must_cut(lane)]
-        truncations[cut] = True
+        if self._spec.cuts_episodes:
+            cut = [lane for lane in playing if not done[lane] and book.must_cut(lane)]
+            truncations[cut] = True
         if actions is not None:
             self._emit_step(playing, actions, rewards, terminations, truncations)
+        if not (terminations.any() or truncations.any() or LaneState.ROLLING in book.states):
+            return
         for (part, lanes, ids), reply in answers:
             for row, lane in enumerate(lanes):
                 if book.states[lane] is LaneState.ROLLING:
@@ -439,18 +442,38 @@ class RunLoop:
         finally:
             self._telemetry.end()
             if call.done():
-                self._telemetry.record(operation, call.timing)
+                timing = call.timing
+                self._timings.append(timing)
+                self._telemetry.record(operation, timing)
 
     def _wait_env(self, calls: Sequence[Call[Any]], operation: str, began: float) -> list[Any]:
         limits = self._spec.limits
         timeout = limits.env_reset_timeout if operation is ENV_RESET else limits.env_step_timeout
         replies = []
+        self._timings.clear()
         for call in calls:
             # All were sent together, so they share one deadline.
             left = None if timeout is None else max(0.0, timeout - (time.perf_counter() - began))
             replies.append(self._wait(call, operation, left))
-        self._shares.add_env(_waited(began, calls), [call.timing for call in calls])
+        self._shares.add_env(_waited(began, calls), self._timings)
         return replies
+
+
+def _spread(
+    answers: Sequence[tuple[tuple[EndpointLanes, list[int], list[str]], StepReply]], num_lanes: int
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return rewards, terminations and truncations of all lanes; 0 and False where none came."""
+    if len(answers) == 1 and len(answers[0][0][1]) == num_lanes:
+        reply = answers[0][1]
+        return reply.rewards, reply.terminations, reply.truncations.copy()
+    rewards = np.zeros(num_lanes, np.float64)
+    terminations = np.zeros(num_lanes, np.bool_)
+    truncations = np.zeros(num_lanes, np.bool_)
+    for (_, lanes, _), reply in answers:
+        rewards[lanes] = reply.rewards
+        terminations[lanes] = reply.terminations
+        truncations[lanes] = reply.truncations
+    return rewards, terminations, truncations
 
 
 def _waited(began: float, calls: Sequence[Call[Any]]) -> float:

@@ -32,7 +32,7 @@ REPORT_HTML = "report.html"
 def write_report(report: RuntimeReport, directory: str | os.PathLike[str]) -> Path:
     """Write a report into a directory, which is made when missing.
 
-    ``report.json``, ``report.html`` and ``episodes.csv`` are replaced; episodes that
+    ``report.json``, ``report.html`` and ``episodes.csv`` are replaced; finished episodes that
     ``episodes.jsonl`` has not yet are added to it.
 
     Returns:
@@ -45,7 +45,9 @@ def write_report(report: RuntimeReport, directory: str | os.PathLike[str]) -> Pa
     rows = [jsonable(episode.to_dict()) for episode in report.episodes]
     with EpisodeJournal(target) as journal:
         for row in rows:
-            journal.append(row)
+            # A resumed run plays cut-off episodes anew.
+            if not row["interrupted"]:
+                journal.append(row)
     text = json.dumps(jsonable(report.to_dict()), allow_nan=False, indent=1)
     page = html_report(report)
 

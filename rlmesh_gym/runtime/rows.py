@@ -169,7 +169,7 @@ class Rows:
     def take(self, rows: Sequence[int]) -> Rows:
         """Return some rows, in the order given; all of them in order are these rows themselves."""
         count = len(rows)
-        if count == self.num_rows and all(row == place for place, row in enumerate(rows)):
+        if count == self.num_rows and list(rows) == list(range(count)):
             return self
         index = np.asarray(rows, dtype=np.intp)
         return self.like([field[index] for field in self.fields()], count)
@@ -223,10 +223,19 @@ class RowStore:
 
     def __init__(self, num_lanes: int) -> None:
         self._sources: list[tuple[Rows, int] | None] = [None] * num_lanes
+        # What all lanes were given at once; it stands in for the sources.
+        self._whole: Rows | None = None
 
-    def put(self, lane: int, rows: Rows, row: int) -> None:
-        """Let a lane's row be row number ``row`` of ``rows``."""
-        self._sources[lane] = rows, row
+    def put(self, lanes: Sequence[int], rows: Rows) -> None:
+        """Let the lanes' rows be those of ``rows``, in the same order, lanes ascending."""
+        if len(lanes) == len(self._sources):
+            self._whole = rows
+            return
+        if self._whole is not None:
+            self._sources = [(self._whole, lane) for lane in range(len(self._sources))]
+            self._whole = None
+        for row, lane in enumerate(lanes):
+            self._sources[lane] = rows, row
 
     def get(self, lane: int) -> tuple[Rows, int]:
         """Return where a lane's row is.
@@ -234,6 +243,8 @@ class RowStore:
         Raises:
             StateError: The lane has none.
         """
+        if self._whole is not None:
+            return self._whole, lane
         source = self._sources[lane]
         if source is None:
             message = f"lane {lane} has no row yet"
@@ -242,6 +253,8 @@ class RowStore:
 
     def gather(self, lanes: Sequence[int]) -> Rows:
         """Return the rows of some lanes, at least one, in the order given."""
+        if self._whole is not None:
+            return self._whole.take(lanes)
         return gather([self.get(lane) for lane in lanes])
 
 
@@ -251,6 +264,9 @@ def gather(sources: Sequence[tuple[Rows, int]]) -> Rows:
     Args:
         sources: Batch and row number of each wanted row; at least one.
     """
+    first = sources[0][0]
+    if all(rows is first for rows, _ in sources):
+        return first.take([row for _, row in sources])
     runs: list[tuple[Rows, list[int]]] = []
     for rows, row in sources:
         if runs and runs[-1][0] is rows:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
+
 from rlmesh_gym.runtime.report import TelemetryRow, TelemetrySnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
 __all__ = [
     "ENV_RESET",
@@ -89,7 +92,10 @@ class CallTiming(NamedTuple):
     response_bytes: int | None = None
 
 
-_SCALES = tuple(1e-9 if metric.unit == "s" else 1.0 for metric in METRICS)
+_SCALES = np.array([1e-9 if metric.unit == "s" else 1.0 for metric in METRICS])
+
+# Calls are noted one by one and worked off in bulk, which costs a twentieth.
+_BULK = 512
 
 
 def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
@@ -110,29 +116,40 @@ class Reservoir:
         rng: Source of the random choices.
     """
 
-    __slots__ = ("_capacity", "_random", "count", "samples", "total")
+    __slots__ = ("_capacity", "_rng", "_samples", "count", "total")
 
-    def __init__(self, capacity: int, rng: random.Random) -> None:
+    def __init__(self, capacity: int, rng: np.random.Generator) -> None:
         self._capacity = capacity
-        self._random = rng.random
-        self.samples: list[float] = []
+        self._rng = rng
+        self._samples = np.empty(0)
         self.count = 0
         self.total = 0.0
 
-    def add(self, value: float) -> None:
-        """Take one sample in; every sample so far is kept with equal chance."""
-        self.count += 1
-        self.total += value
-        if self.count <= self._capacity:
-            self.samples.append(value)
+    @property
+    def samples(self) -> NDArray[np.float64]:
+        """The samples kept, in no particular order; not to be changed."""
+        return self._samples
+
+    def extend(self, values: NDArray[np.float64]) -> None:
+        """Take samples in; every sample so far is kept with equal chance."""
+        self.total += float(values.sum())
+        room = self._capacity - len(self._samples)
+        if room > 0:
+            self._samples = np.concatenate([self._samples, values[:room]])
+            self.count += len(values[:room])
+            values = values[room:]
+        if not len(values):
             return
-        place = int(self._random() * self.count)
-        if place < self._capacity:
-            self.samples[place] = value
+        # Sample number n replaces a random one of the kept with a chance of capacity / n.
+        numbers = np.arange(self.count + 1, self.count + len(values) + 1)
+        self.count += len(values)
+        places = (self._rng.random(len(values)) * numbers).astype(np.intp)
+        chosen = places < self._capacity
+        self._samples[places[chosen]] = values[chosen]
 
     def row(self, operation: str, metric: Metric) -> TelemetryRow:
         """Summarise the samples, which must not be empty."""
-        ordered = sorted(self.samples)
+        ordered = np.sort(self._samples).tolist()
         return TelemetryRow(
             operation=operation,
             metric=metric.name,
@@ -147,18 +164,16 @@ class Reservoir:
 
 
 class _Horizon:
-    def __init__(self, capacity: int, rng: random.Random) -> None:
+    def __init__(self, capacity: int, rng: np.random.Generator) -> None:
         self.reservoirs = {
             operation: tuple(Reservoir(capacity, rng) for _ in METRICS) for operation in OPERATIONS
         }
         self.began = time.monotonic()
 
-    def add(self, operation: str, timing: CallTiming) -> None:
-        for reservoir, scale, value in zip(
-            self.reservoirs[operation], _SCALES, timing, strict=True
-        ):
-            if value is not None:
-                reservoir.add(value * scale)
+    def extend(self, operation: str, columns: list[NDArray[np.float64]]) -> None:
+        for reservoir, column in zip(self.reservoirs[operation], columns, strict=True):
+            if len(column):
+                reservoir.extend(column)
 
     def rows(self) -> tuple[TelemetryRow, ...]:
         return tuple(
@@ -183,12 +198,13 @@ class Telemetry:
     ) -> None:
         self._session_id = session_id
         # Seeded, so that telemetry takes nothing from the user's generators.
-        self._rng = random.Random(0)  # noqa: S311 - sampling, not secrets
+        self._rng = np.random.default_rng(0)
         self._window_capacity = window_capacity
         self._lock = threading.Lock()
         self._window = _Horizon(window_capacity, self._rng)
         self._session = _Horizon(session_capacity, self._rng)
         self._pending: tuple[str, float] | None = None
+        self._noted: dict[str, list[CallTiming]] = {operation: [] for operation in OPERATIONS}
 
     def begin(self, operation: str) -> None:
         """Note that a call of this operation is being waited for."""
@@ -200,19 +216,33 @@ class Telemetry:
 
     def record(self, operation: str, timing: CallTiming) -> None:
         """Take in one finished call."""
+        noted = self._noted[operation]
         with self._lock:
-            self._window.add(operation, timing)
-            self._session.add(operation, timing)
+            noted.append(timing)
+            if len(noted) >= _BULK:
+                self._work_off()
+
+    def _work_off(self) -> None:
+        for operation, noted in self._noted.items():
+            if not noted:
+                continue
+            table = np.array(noted, dtype=np.float64) * _SCALES  # None becomes NaN
+            noted.clear()
+            columns = [column[~np.isnan(column)] for column in table.T]
+            self._window.extend(operation, columns)
+            self._session.extend(operation, columns)
 
     def window_snapshot(self) -> TelemetrySnapshot:
         """Summarise the samples since the last window snapshot, and begin a new window."""
         with self._lock:
+            self._work_off()
             window, self._window = self._window, _Horizon(self._window_capacity, self._rng)
         return self._snapshot("window", window)
 
     def session_snapshot(self) -> TelemetrySnapshot:
         """Summarise all samples so far."""
         with self._lock:
+            self._work_off()
             return self._snapshot("session", self._session)
 
     def _snapshot(

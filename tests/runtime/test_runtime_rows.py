@@ -49,11 +49,10 @@ def test_joining_and_gathering(space: spaces.Space[Any]) -> None:
         for right in (local, wire):
             assert Rows.join([left, right]).value() == expected
     store = RowStore(4)
-    store.put(0, wire, 2)
-    store.put(1, wire, 0)
-    store.put(3, local, 1)
-    picked = [leaf[np.array([2, 0, 1])] for leaf in local.leaves()]
-    assert store.gather([0, 1, 3]).value() == form.codec.encode(picked, 3)
+    store.put([0, 1, 2, 3], wire.take([2, 0, 1, 1]))
+    store.put([1, 3], local.take([1, 0]))
+    picked = [leaf[np.array([2, 1, 0, 1])] for leaf in local.leaves()]
+    assert store.gather([0, 1, 3, 2]).value() == form.codec.encode(picked, 4)
 
 
 def test_what_goes_through_whole_is_the_message_itself() -> None:

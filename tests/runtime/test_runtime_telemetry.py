@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from typing import TYPE_CHECKING
 
@@ -44,18 +43,17 @@ def test_percentiles_are_numpys_nearest_rank(samples: list[float], fraction: flo
 
 
 def test_known_percentiles() -> None:
-    reservoir = Reservoir(1000, random.Random(0))
-    for value in range(100, 0, -1):
-        reservoir.add(float(value))
+    reservoir = Reservoir(1000, np.random.default_rng(0))
+    reservoir.extend(np.arange(100.0, 0.0, -1.0))
     row = reservoir.row("env.step", METRICS[0])
     assert (row.p50, row.p95, row.p99) == (50, 95, 99)
     assert (row.count, row.avg, row.total) == (100, 50.5, 5050)
 
 
 def test_a_reservoir_is_bounded_and_fair() -> None:
-    reservoir = Reservoir(500, random.Random(1))
-    for value in range(100_000):
-        reservoir.add(float(value))
+    reservoir = Reservoir(500, np.random.default_rng(1))
+    for values in np.array_split(np.arange(100_000.0), 37):
+        reservoir.extend(values)
     assert len(reservoir.samples) == 500
     assert reservoir.count == 100_000
     assert reservoir.total == sum(range(100_000))
