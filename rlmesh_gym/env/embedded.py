@@ -93,8 +93,11 @@ class EmbeddedServer:
             raise UnavailableError("the embedded server is closed", endpoint=self.label)
         return self._child.address(self.label)
 
-    def stop(self, timeout: float = _EXIT_SECONDS) -> None:
-        """End the child, killing it after ``timeout`` seconds; may be called again."""
+    def stop(self, timeout: float | None = _EXIT_SECONDS) -> None:
+        """End the child, killing it after ``timeout`` seconds; may be called again.
+
+        ``None`` lets it close its environments for as long as that takes.
+        """
         child, self._child = self._child, None
         if child is not None:
             child.finalizer.detach()
@@ -221,7 +224,7 @@ def _end(
     directory: str,
     threads: tuple[threading.Thread, ...],
     parent: int,
-    timeout: float,
+    timeout: float | None,
 ) -> None:
     if os.getpid() != parent:
         return  # A forked copy of the object; the process is not ours.

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.spaces.v1 import meta_pb2, value_pb2
     from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.env.batch import Batch
+    from rlmesh_gym.env.sources import Source
     from rlmesh_gym.lanes import EpisodeLog, LaneTable
     from rlmesh_gym.rpc import EnvSession, Pending
 
@@ -71,6 +72,7 @@ class Endpoint:
     """One endpoint and the lanes that it serves.
 
     Args:
+        source: Where the session came from, and where the next one does.
         session: Open session; owned by this object.
         start: First lane of the vector that it serves.
         codec: Codec of the single observation space.
@@ -89,6 +91,7 @@ class Endpoint:
 
     def __init__(
         self,
+        source: Source,
         session: EnvSession,
         start: int,
         *,
@@ -98,7 +101,9 @@ class Endpoint:
         log: EpisodeLog,
         max_episode_steps: int | None = None,
     ) -> None:
+        # In this order: a forgotten endpoint drops its session before the server that it embeds.
         self.session = session
+        self.source = source
         self.start = start
         self.num_envs = session.contract.num_envs
         self.lanes = range(start, start + self.num_envs)
@@ -392,3 +397,12 @@ class Endpoint:
             self.interrupt(index)
         self.table.end(self.lanes)
         return ids
+
+    def close(self, timeout: float | None) -> None:
+        """End the session, then what it was served by if that is ours.
+
+        Args:
+            timeout: Seconds for an embedded server to close its environments; None waits for ever.
+        """
+        self.session.close()
+        self.source.close(timeout)

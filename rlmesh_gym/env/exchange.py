@@ -44,6 +44,7 @@ class Run:
     Args:
         endpoint: Whose it is.
         exchange: Not begun yet.
+        indices: Lanes that a reset is about, as env_indices.
 
     Attributes:
         pending: What it waits for; None when it is over.
@@ -51,10 +52,11 @@ class Run:
         error: What ended it instead.
     """
 
-    __slots__ = ("_exchange", "endpoint", "error", "infos", "pending")
+    __slots__ = ("_exchange", "endpoint", "error", "indices", "infos", "pending")
 
-    def __init__(self, endpoint: Endpoint, exchange: Exchange) -> None:
+    def __init__(self, endpoint: Endpoint, exchange: Exchange, indices: Sequence[int] = ()) -> None:
         self.endpoint = endpoint
+        self.indices = indices
         self._exchange = exchange
         self.pending: Pending[Any] | None = None
         self.infos: InfoRows = None
@@ -120,6 +122,11 @@ class Call:
         self.name = name
         self.batch = batch
         self.runs: list[Run] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some request has no answer yet."""
+        return any(run.pending is not None for run in self.runs)
 
     def finish(self, timeout: float | None) -> None:
         """Carry all runs to their end.

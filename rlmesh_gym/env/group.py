@@ -15,10 +15,10 @@ from rlmesh_gym.env.batch import Batch
 from rlmesh_gym.env.endpoint import Endpoint
 from rlmesh_gym.env.exchange import Call, Run, is_final
 from rlmesh_gym.env.infos import BatchedInfos
-from rlmesh_gym.env.recovery import Recovery
+from rlmesh_gym.env.readiness import check_observed, check_steppable
+from rlmesh_gym.env.recovery import INTERRUPTED, Recovery
 from rlmesh_gym.errors import (
     ClosedError,
-    ConfigurationError,
     DeadlineError,
     EnvError,
     Error,
@@ -26,9 +26,8 @@ from rlmesh_gym.errors import (
     NoPendingCallError,
     PendingCallError,
     RemoteError,
-    ResetNeededError,
 )
-from rlmesh_gym.lanes import EpisodeLog, LaneTable, any_true
+from rlmesh_gym.lanes import EpisodeLog, LaneTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -99,8 +98,9 @@ class EndpointGroup:
         self._rolls = autoreset_mode is AutoresetMode.NEXT_STEP
         self._is_same_step = autoreset_mode is AutoresetMode.SAME_STEP
         start = 0
-        for session in sessions:
+        for source, session in zip(sources, sessions, strict=True):
             endpoint = Endpoint(
+                source,
                 session,
                 start,
                 codec=self.codec,
@@ -112,8 +112,6 @@ class EndpointGroup:
             self.endpoints.append(endpoint)
             self.conversions.append(choose_conversion(endpoint, autoreset_mode))
             start += endpoint.num_envs
-        # Last, so that a forgotten vector drops its sessions before the servers that it embeds.
-        self.sources = list(sources)
 
     @property
     def ignored_actions(self) -> NDArray[np.bool_] | None:
@@ -151,33 +149,12 @@ class EndpointGroup:
             ResetNeededError: Some lane has no episode and none begins by itself.
         """
         self._take_in_late(self.timeouts.step)
-        self.check_steppable()
-
-    def check_steppable(self) -> None:
-        """Check that every lane can be stepped.
-
-        Raises:
-            ResetNeededError: Some lane has no episode and none begins by itself.
-        """
-        table = self.table
-        if not any_true(table.ended):
-            return
-        lost = [endpoint for endpoint in self.endpoints if endpoint.is_lost]
-        if lost and self._recovery is None:
-            names = ", ".join(endpoint.address for endpoint in lost)
-            lanes = [lane for endpoint in lost for lane in endpoint.lanes]
-            raise ResetNeededError(
-                f"step: {names} was lost with its lanes {lanes}; call reset() first"
-            )
-        ended = np.flatnonzero(table.ended).tolist()
-        fresh = [lane for lane in ended if not table.episode_ids[lane]]
-        if fresh:
-            raise ResetNeededError(f"step: lanes {fresh} were never reset; call reset() first")
-        if not self._rolls:
-            raise ResetNeededError(
-                f"step: the episodes of lanes {ended} are over; reset them first with "
-                "reset(options={'reset_mask': mask})"
-            )
+        check_steppable(
+            self.table,
+            self.endpoints,
+            rolls=self._rolls,
+            restarts=self._recovery is not None,
+        )
 
     def start_step(self, actions: Leaves, buffers: Leaves | None = None) -> None:
         """Send a step of all lanes.
@@ -195,13 +172,10 @@ class EndpointGroup:
                 rows = [leaf[endpoint.rows] for leaf in actions]
                 recovery = self._recovery
                 if endpoint.is_lost and recovery is not None:
-                    source = self._source_of(endpoint)
                     if endpoint.is_loss_told:
-                        exchange: Exchange = recovery.begin_anew(endpoint, source, batch)
+                        exchange: Exchange = recovery.begin_anew(endpoint, batch)
                     else:
-                        exchange = recovery.report(
-                            endpoint, source, batch, begin_anew=self._is_same_step
-                        )
+                        exchange = recovery.report(endpoint, batch, begin_anew=self._is_same_step)
                 else:
                     exchange = conversion.step(rows, batch)
                 call.runs.append(Run(endpoint, exchange))
@@ -230,7 +204,7 @@ class EndpointGroup:
         """
         self._take_in_late(self.timeouts.reset)
         if mask is not None:
-            self._check_observed(mask)
+            check_observed(self.endpoints, mask)
         batch = Batch(self.codec, self.num_envs, buffers)
         call = Call("reset", batch)
         for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
@@ -245,25 +219,12 @@ class EndpointGroup:
             if endpoint.is_lost and len(indices) == endpoint.num_envs:
                 conversion.forget()
                 exchange: Exchange = (self._recovery or self._once).begin_anew(
-                    endpoint, self._source_of(endpoint), batch, own_seeds, options
+                    endpoint, batch, own_seeds, options
                 )
             else:
                 exchange = conversion.reset(indices, own_seeds, options, batch)
-            call.runs.append(Run(endpoint, exchange))
+            call.runs.append(Run(endpoint, exchange, indices))
         self._begin(call)
-
-    def _check_observed(self, mask: NDArray[np.bool_]) -> None:
-        missing = [
-            endpoint.start + index
-            for endpoint in self.endpoints
-            for index in np.flatnonzero(~endpoint.last.known).tolist()
-            if not mask[endpoint.start + index]
-        ]
-        if missing:
-            raise ResetNeededError(
-                f"reset: lanes {missing} have no observation yet, so the first reset must include "
-                "them; call reset() without reset_mask first"
-            )
 
     # Calls
 
@@ -272,13 +233,16 @@ class EndpointGroup:
         runs = call.runs
         if len(runs) > 1:
             runs = sorted(runs, key=lambda run: run.endpoint.is_lost)
-        for run in runs:
-            run.begin()
-            if run.error is not None and not any(other.pending for other in call.runs):
-                # Nothing is in flight, so there is nothing to wait for either.
-                if not isinstance(run.error, RemoteError):
-                    raise run.error
-                break
+        try:
+            for run in runs:
+                run.begin()
+                error = run.error
+                is_request = error is not None and not isinstance(error, RemoteError)
+                if error is not None and is_request and not call.is_waiting:
+                    raise error  # A wrong request; nothing is in flight.
+        except KeyboardInterrupt:
+            self._outstanding = call
+            raise
         self._call = call
         self.pending = call.name
 
@@ -323,43 +287,50 @@ class EndpointGroup:
         self._outstanding = None
         for run in call.runs:
             if run.error is not None and is_final(run.error):
-                run.endpoint.lose()
+                self._lose(run.endpoint)
                 run.endpoint.is_loss_told = False
 
     def _settle(self, call: Call) -> None:
         """Deal with the runs that failed."""
+        failed = [(run, run.error) for run in call.runs if run.error is not None]
+        recoverable: list[Run] = []
         first: Error | None = None
-        for position, run in enumerate(call.runs):
-            error = run.error
-            if error is None:
-                continue
-            endpoint = run.endpoint
-            was_lost = endpoint.is_lost
+        for run, error in failed:
+            cut_off: list[str] = []
             if is_final(error):
-                cut_off = endpoint.lose()
-                self.conversions[self.endpoints.index(endpoint)].forget()
+                was_lost = run.endpoint.is_lost
+                cut_off = self._lose(run.endpoint)
                 if self._recovery is not None and not was_lost and self._recovery.covers(error):
-                    call.runs[position] = self._recover(call, endpoint)
+                    recoverable.append(run)
                     continue
-                if isinstance(error, EnvError) and not error.interrupted_episodes:
-                    error.interrupted_episodes = tuple(cut_off)
-            if isinstance(error, EnvError) and len(self.endpoints) > 1:
-                indices = error.lanes or range(endpoint.num_envs)
-                error.lanes = tuple(endpoint.start + index for index in indices)
+            if isinstance(error, EnvError):
+                self._complete(error, run.endpoint, cut_off)
             first = first or error
         if first is not None:
             raise first
+        for run in recoverable:
+            call.runs[call.runs.index(run)] = self._recover(call, run)
 
-    def _recover(self, call: Call, endpoint: Endpoint) -> Run:
+    def _lose(self, endpoint: Endpoint) -> list[str]:
+        self.conversions[self.endpoints.index(endpoint)].forget()
+        return endpoint.lose()
+
+    def _complete(self, error: EnvError, endpoint: Endpoint, cut_off: Sequence[str]) -> None:
+        """Say in the vector's terms which lanes and episodes an error is about."""
+        if not error.interrupted_episodes:
+            error.interrupted_episodes = tuple(cut_off)
+        if len(self.endpoints) > 1:
+            indices = error.lanes or range(endpoint.num_envs)
+            error.lanes = tuple(endpoint.start + index for index in indices)
+
+    def _recover(self, call: Call, lost: Run) -> Run:
         """Stand in for a run whose endpoint was lost during the call."""
-        recovery = self._recovery
-        if recovery is None:
-            raise ConfigurationError("no recovery")
-        source = self._source_of(endpoint)
+        recovery = self._recovery or self._once
+        endpoint = lost.endpoint
         if call.name == "reset":
-            exchange: Exchange = recovery.begin_anew(endpoint, source, call.batch)
+            exchange: Exchange = recovery.begin_anew(endpoint, call.batch)
         else:
-            exchange = recovery.report(endpoint, source, call.batch, begin_anew=self._is_same_step)
+            exchange = recovery.report(endpoint, call.batch, begin_anew=self._is_same_step)
         again = Call("reset", call.batch)
         run = Run(endpoint, exchange)
         again.runs.append(run)
@@ -367,10 +338,11 @@ class EndpointGroup:
         again.finish(self.timeouts.reset)
         if run.error is not None:
             raise run.error
+        if call.name == "reset" and isinstance(run.infos, list):
+            # Lanes that nobody asked to reset have begun anew as well.
+            cut_off = [index for index in range(endpoint.num_envs) if index not in lost.indices]
+            run.infos += [(index, {INTERRUPTED: True}) for index in cut_off]
         return run
-
-    def _source_of(self, endpoint: Endpoint) -> Source:
-        return self.sources[self.endpoints.index(endpoint)]
 
     def rows_of_infos(
         self, parts: Sequence[tuple[Endpoint, InfoRows]]
@@ -383,8 +355,6 @@ class EndpointGroup:
             elif infos is not None:
                 for index, info in infos:
                     yield endpoint.start + index, info
-
-    # The end
 
     def close(self, timeout: float | None = None) -> None:
         """End all sessions and embedded servers, side by side; may be called again.
@@ -401,20 +371,14 @@ class EndpointGroup:
         if os.getpid() != self._pid:
             return  # The sessions belong to the parent.
         limit = self.timeouts.close if timeout is None else timeout
-        pairs = list(zip(self.endpoints, self.sources, strict=True))
-        if len(pairs) == 1:
-            _close(*pairs[0], limit)
+        if len(self.endpoints) == 1:
+            self.endpoints[0].close(limit)
             return
         threads = [
-            threading.Thread(target=_close, args=(endpoint, source, limit), daemon=True)
-            for endpoint, source in pairs
+            threading.Thread(target=endpoint.close, args=(limit,), daemon=True)
+            for endpoint in self.endpoints
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-
-
-def _close(endpoint: Endpoint, source: Source, timeout: float | None) -> None:
-    endpoint.session.close()
-    source.close(5.0 if timeout is None else timeout)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.batch import Batch
     from rlmesh_gym.env.endpoint import Endpoint
     from rlmesh_gym.env.exchange import Exchange
-    from rlmesh_gym.env.sources import Source
     from rlmesh_gym.rpc import Pending
 
 __all__ = ["INTERRUPTED", "Recovery"]
@@ -59,14 +58,11 @@ class Recovery:
         """
         return isinstance(error, (UnavailableError, EnvError))
 
-    def report(
-        self, endpoint: Endpoint, source: Source, batch: Batch, *, begin_anew: bool
-    ) -> Exchange:
+    def report(self, endpoint: Endpoint, batch: Batch, *, begin_anew: bool) -> Exchange:
         """Tell the user that the endpoint's lanes are truncated.
 
         Args:
             endpoint: Already marked as lost.
-            source: Where to connect again.
             batch: Gets the last real observations, reward 0, ``truncated``.
             begin_anew: SAME_STEP: open the new session now and return its first observations, the
                 last real ones as ``final_obs``.
@@ -86,7 +82,7 @@ class Recovery:
             {"final_obs": batch.sample(lane), "final_info": {INTERRUPTED: True}}
             for lane in endpoint.lanes
         ]
-        first = dict((yield from self.begin_anew(endpoint, source, batch)))
+        first = dict((yield from self.begin_anew(endpoint, batch)))
         rows: list[tuple[int, dict[str, Any]]] = []
         for index in range(endpoint.num_envs):
             rows.append((index, final[index]))
@@ -96,7 +92,6 @@ class Recovery:
     def begin_anew(
         self,
         endpoint: Endpoint,
-        source: Source,
         batch: Batch,
         seeds: Sequence[int | None] = (),
         options: Mapping[str, Any] | None = None,
@@ -108,7 +103,6 @@ class Recovery:
 
         Args:
             endpoint: Its session is replaced.
-            source: Where to connect.
             batch: Gets the first observations.
             seeds: One per lane, None for lanes without.
             options: For the environments.
@@ -123,7 +117,7 @@ class Recovery:
         uniform = len(given) in (0, endpoint.num_envs)
         while True:
             try:
-                self._reconnect(endpoint, source)
+                self._reconnect(endpoint)
                 if uniform:
                     infos = yield from endpoint.reset_whole(batch, given, options)
                     break
@@ -145,8 +139,8 @@ class Recovery:
             return []
         return [(index, infos.row(index)) for index in range(endpoint.num_envs)]
 
-    def _reconnect(self, endpoint: Endpoint, source: Source) -> None:
-        old = endpoint.session
+    def _reconnect(self, endpoint: Endpoint) -> None:
+        old, source = endpoint.session, endpoint.source
         old.close()
         session = source.open()
         expected, got = old.contract, session.contract

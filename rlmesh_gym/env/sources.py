@@ -46,7 +46,7 @@ class Source(Protocol):
         """Connect and shake hands."""
         ...
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float | None) -> None:
         """Give back what is needed beside the session, within ``timeout`` seconds."""
         ...
 
@@ -103,7 +103,7 @@ class AddressSource:
             timeouts=options.timeouts,
         )
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float | None) -> None:
         """Nothing to give back."""
 
 
@@ -135,7 +135,7 @@ class EmbeddedSource:
             address, token=self._options.token or "", timeouts=self._options.timeouts
         )
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float | None) -> None:
         """End the child."""
         self.server.stop(timeout)
 

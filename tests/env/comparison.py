@@ -73,6 +73,17 @@ def _collect(value: Any, arrays: list[np.ndarray]) -> None:
             _collect(item, arrays)
 
 
+def lane_info(infos: dict[str, Any], lane: int) -> dict[str, Any]:
+    """Return one lane's own info out of Gymnasium's vector form, by its masks."""
+    info: dict[str, Any] = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        if isinstance(mask, np.ndarray) and mask[lane]:
+            own = lane_info(value, lane) if isinstance(value, dict) else value[lane]
+            info[key] = own.item() if isinstance(own, np.bool_) else own
+    return info
+
+
 class Ledger:
     """Episodes kept by hand from what ``SyncVectorEnv`` returns."""
 
@@ -83,6 +94,7 @@ class Ledger:
         self.returns = [0.0] * num_envs
         self.seeds: list[int | None] = [None] * num_envs
         self.over: list[tuple[Any, ...]] = []
+        self.final_infos: list[tuple[int, dict[str, Any]]] = []
 
     def begin(self, lane: int, seed: int | None = None) -> None:
         if self.running[lane] and self.lengths[lane]:
@@ -92,7 +104,8 @@ class Ledger:
         self.returns[lane] = 0.0
         self.seeds[lane] = seed
 
-    def step(self, rewards: Any, terminations: Any, truncations: Any) -> None:
+    def step(self, rewards: Any, terminations: Any, truncations: Any, infos: Any) -> None:
+        final = infos.get("final_info", {}) if self.mode is AutoresetMode.SAME_STEP else infos
         for lane in range(len(self.running)):
             if not self.running[lane]:
                 self.begin(lane)
@@ -101,6 +114,7 @@ class Ledger:
             self.returns[lane] += float(rewards[lane])
             if terminations[lane] or truncations[lane]:
                 self._close(lane, bool(terminations[lane]), bool(truncations[lane]), False)
+                self.final_infos.append((lane, lane_info(final, lane)))
                 if self.mode is AutoresetMode.SAME_STEP:
                     self.begin(lane)
 
@@ -133,6 +147,13 @@ class Ledger:
         ]
         assert sorted(got, key=repr) == sorted(self.over, key=repr)
         assert len({record.episode_id for record in log}) == len(got)
+        completed = [record for record in log if not record.interrupted]
+        completed.sort(key=lambda record: record.lane)
+        self.final_infos.sort(key=lambda entry: entry[0])
+        for record, (lane, info) in zip(completed, self.final_infos, strict=True):
+            where = f"lane {lane}: got {record.final_info}, expected {info}"
+            assert equal(record.final_info, info), where
+            assert record.success is info.get("is_success"), where
 
 
 def compare(
@@ -145,11 +166,14 @@ def compare(
     can_reset_lanes: bool = True,
     reset_rate: float = 0.1,
     plain_resets: bool = False,
+    bare_options: bool = True,
 ) -> None:
     """Drive both with the same random actions and resets; everything must be equal.
 
     ``plain_resets`` leaves seeds and options out, for endpoints that have reset a lane already when
     the user does: there a seed makes them reset it once more, which such an env can notice.
+    ``bare_options=False`` leaves out options without seeds only, for envs that a seed makes forget
+    everything.
     """
     reference = SyncVectorEnv(list(makers), autoreset_mode=mode)
     num_envs = len(makers)
@@ -185,7 +209,8 @@ def compare(
             if generator.random() < 0.5 and not plain_resets:
                 seeds = [int(value) for value in generator.integers(0, 1000, num_envs)]
             options = {"reset_mask": mask.copy()}
-            if generator.random() < 0.3 and not plain_resets:
+            leveled = generator.random() < 0.3 and not plain_resets
+            if leveled and (bare_options or seeds is not None):
                 options["level"] = np.float64(2.5)  # type: ignore[assignment]
             reset(seed=seeds, options=options)
             ended &= ~mask
@@ -199,7 +224,7 @@ def compare(
         assert_fresh(got, earlier)
         assert got[1].dtype == np.float64
         ended = expected[2] | expected[3]
-        ledger.step(*expected[1:4])
+        ledger.step(*expected[1:])
         phases = [phase.name == "RUNNING" for phase in envs.lane_phases]
         assert phases == ledger.running
         assert list(envs.lane_seeds) == ledger.seeds or not all(ledger.running)

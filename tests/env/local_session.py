@@ -218,5 +218,5 @@ class LocalSource:
         self.sessions.append(self.make())
         return self.sessions[-1]
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float | None) -> None:
         pass

@@ -30,7 +30,7 @@ COUNTING = "tests.fake_envs:RlmeshTest/Counting-v0"
 
 
 def pid_of(envs: Any, worker: int = 0) -> int:
-    pid = envs._group.sources[worker].server.pid
+    pid = envs._group.endpoints[worker].source.server.pid
     assert isinstance(pid, int)
     return pid
 
@@ -222,7 +222,7 @@ def test_an_exception_after_reset_ends_the_process_in_time() -> None:
         from rlmesh_gym.env import RemoteVectorEnv
         envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2)
         envs.reset()
-        print(envs._group.sources[0].server.pid, time.time(), flush=True)
+        print(envs._group.endpoints[0].source.server.pid, time.time(), flush=True)
         raise ValueError("on purpose")
         """
     )
@@ -259,7 +259,7 @@ def test_the_child_ends_when_the_parent_is_killed() -> None:
     from rlmesh_gym.env import RemoteVectorEnv
     envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2)
     envs.reset()
-    print(envs._group.sources[0].server.pid, flush=True)
+    print(envs._group.endpoints[0].source.server.pid, flush=True)
     input()
     """
     parent = subprocess.Popen(

@@ -210,7 +210,7 @@ def test_a_killed_child_is_started_anew() -> None:
     ) as envs:
         envs.reset()
         envs.step([1, 1])
-        victim = envs._group.sources[1].server.pid  # type: ignore[attr-defined]
+        victim = envs._group.endpoints[1].source.server.pid  # type: ignore[attr-defined]
         os.kill(victim, signal.SIGKILL)
         _, rewards, _, truncations, _ = envs.step([2, 2])
         assert rewards.tolist() == [2.0, 0.0]
@@ -224,8 +224,41 @@ def test_a_killed_child_without_restart() -> None:
         env_id="tests.fake_envs:RlmeshTest/Counting-v0", num_envs=2, timeouts={"close": 1.0}
     ) as envs:
         envs.reset()
-        os.kill(envs._group.sources[0].server.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(envs._group.endpoints[0].source.server.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         with pytest.raises(UnavailableError):
             envs.step([1, 1])
         assert np.array_equal(envs.reset()[0][:, 0], [0.0, 0.0])
         envs.step([1, 1])
+
+
+def test_a_loss_in_a_partial_reset_tells_of_the_other_lanes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair(monkeypatch, AutoresetMode.NEXT_STEP, on_failure="restart")
+    with pair.envs as envs:
+        envs.reset()
+        envs.step([0] * 4)
+        pair.session.fail_next = LOSSES[0]
+        mask = np.array([False, False, True, False])
+        observations, infos = envs.reset(options={"reset_mask": mask})
+        assert observations[:, 0].tolist() == [1.0, 101.0, 200.0, 300.0]
+        assert infos["interrupted"].tolist() == [False, False, False, True]
+
+
+def test_a_loss_that_shows_when_sending_lets_the_others_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair(monkeypatch, AutoresetMode.NEXT_STEP, on_failure="restart")
+    with pair.envs as envs:
+        envs.reset()
+
+        def step(*_: Any, **__: Any) -> Any:
+            message = "the session has ended"
+            raise ResetNeededError(message)
+
+        first = pair.steady.sessions[0]
+        monkeypatch.setattr(first, "step", step)
+        observations, rewards, _, truncations, _ = envs.step([1, 2, 3, 4])
+        assert observations[:, 0].tolist() == [0.0, 100.0, 201.0, 301.0]
+        assert rewards.tolist() == [0.0, 0.0, 3.0, 4.0]
+        assert truncations.tolist() == [True, True, False, False]
