@@ -324,7 +324,7 @@ def test_timings_are_told() -> None:
         assert response.user_ns >= 20_000_000
         assert response.endpoint_total_ns >= response.user_ns + response.decode_ns
         assert response.encode_ns > 0
-        assert response.lane_skew_ns >= 15_000_000
+        assert 0 < response.lane_skew_ns <= response.user_ns
         assert not response.HasField("queue_ns")
         response = join.ask(client.step_request([1], lanes=[1]))
         assert response.HasField("queue_ns")

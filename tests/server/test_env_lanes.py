@@ -256,11 +256,19 @@ def test_one_lane_failing_keeps_none_from_its_step(slow: bool) -> None:
 
 
 def test_a_whole_step_of_slow_lanes_overlaps() -> None:
-    lanes = [SleepEnv(50, seconds=0.05) for _ in range(4)]
-    with serving_raw(lanes) as client:
+    meeting = threading.Barrier(4)
+
+    class Meeting(SleepEnv):
+        def step(self, action: Any) -> Any:
+            if self.t:
+                meeting.wait(10)
+            return super().step(action)
+
+    with serving_raw([Meeting(50, seconds=0.005) for _ in range(4)]) as client:
         join = client.open()
         join.reset()
-        join.step([1] * 4)
+        join.step([1] * 4)  # Now the server knows that they are slow.
         response = join.ask(client.step_request([1] * 4))
-        assert 0.05e9 <= response.user_ns < 0.15e9
-        assert response.lane_skew_ns < 0.1e9
+        assert response.WhichOneof("kind") == "step"
+        assert response.user_ns >= 5_000_000
+        assert response.HasField("lane_skew_ns")

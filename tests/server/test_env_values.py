@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from io import BytesIO
 from typing import Any
 
@@ -97,6 +98,8 @@ def test_a_vector_env_receives_the_batch_of_its_action_space(space: spaces.Space
 
 
 def test_discrete_keeps_the_dtype_of_its_space() -> None:
+    if "dtype" not in signature(spaces.Discrete).parameters:
+        pytest.skip("this Gymnasium has int64 only")
     env = ActionTypeEnv(spaces.Discrete(4, dtype=np.int32))  # type: ignore[type-var,arg-type,unused-ignore]
     with serving_raw(env) as client:
         join = client.open()
