@@ -188,8 +188,8 @@ class RunLoop:
 
     def _plan(self, playing: list[int]) -> None:
         planned = [lane for lane in playing if self._replay.is_empty(lane)]
-        replaying = [lane for lane in playing if not self._replay.is_empty(lane)]
-        if replaying and self._wants_history:
+        if self._wants_history and len(planned) < len(playing):
+            replaying = [lane for lane in playing if not self._replay.is_empty(lane)]
             rows = self._transform_observation(replaying)
             for row, lane in enumerate(replaying):
                 self._history.add(lane, self._tick, rows, row)
@@ -281,8 +281,11 @@ class RunLoop:
             if not lanes:
                 continue
             ids = self._step_ids(lanes)
-            # Lanes that do not play still need an action that the space admits: any lane's will do.
-            rows = gather([sources.get(lane) or self._spare_action() for lane in lanes])
+            if lanes == playing and actions is not None:
+                rows = actions
+            else:
+                # Lanes that do not play still need an action that the space admits: any will do.
+                rows = gather([sources.get(lane) or self._spare_action() for lane in lanes])
             call = part.env.step(
                 rows,
                 lanes=None
@@ -317,6 +320,8 @@ class RunLoop:
 
     def _step_ids(self, lanes: list[int]) -> list[str]:
         book = self._book
+        if LaneState.ROLLING not in book.states:
+            return [book.table.episode_ids[lane] for lane in lanes]
         minted = iter(book.mint(lane for lane in lanes if book.states[lane] is LaneState.ROLLING))
         return [
             next(minted) if book.states[lane] is LaneState.ROLLING else book.table.episode_ids[lane]

@@ -17,12 +17,14 @@ from rlmesh_gym.runtime.final_infos import final_info_of
 from rlmesh_gym.runtime.protocols import ModelNeeds, ResetReply, StepReply
 from rlmesh_gym.runtime.rows import RowFormat, Rows
 from rlmesh_gym.runtime.telemetry import CallTiming
+from rlmesh_gym.server.contract_metadata import without_unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.errors import Error
     from rlmesh_gym.rpc import Pending, TLSConfig
@@ -361,19 +363,9 @@ class RemoteRuntimeModel:
         if self._is_owner:
             session.session_id = session_id
         self._action_format = env.action_format
-        spec = (
-            env.session.contract_message.spec
-            if isinstance(env, RemoteRuntimeEnv)
-            else encode_env_spec(
-                env.contract.env_id,
-                env.contract.single_observation_space,
-                env.contract.single_action_space,
-                env.contract.metadata,
-            )
-        )
         pending = session.resolve_adapter(
             route,
-            spec,
+            _spec_message(env),
             execution_horizon=execution_horizon,
             delivers_history=session.takes_history,
         )
@@ -435,6 +427,18 @@ class RemoteRuntimeModel:
         if self._is_owner and self._session is not None:
             self._session.close("the run is over")
             self._session = None
+
+
+def _spec_message(env: RuntimeEnv) -> env_contract_pb2.EnvSpec:
+    if isinstance(env, RemoteRuntimeEnv):
+        return env.session.contract_message.spec
+    contract = without_unsupported(env.contract)
+    return encode_env_spec(
+        contract.env_id,
+        contract.single_observation_space,
+        contract.single_action_space,
+        contract.metadata,
+    )
 
 
 def _read_needs(message: model_pb2.ResolveAdapterResponse) -> ModelNeeds:

@@ -127,8 +127,8 @@ class RuntimeSessionSpec:
         """Check the spec by itself, without asking anyone.
 
         Returns:
-            The same spec with ``max_episodes`` filled in from ``episode_seeds``, and those as a
-            tuple.
+            The same spec with ``max_episodes`` filled in from ``episode_seeds``, and all numbers as
+            plain Python ones.
 
         Raises:
             ConfigurationError: What is wrong, with the value that came.
@@ -157,27 +157,12 @@ class RuntimeSessionSpec:
             message = f"base_seed must be an int64 or None, got {base!r}"
             raise ConfigurationError(message)
         self.limits.validate()
-        return self._with_episode_seeds()
-
-    def _with_episode_seeds(self) -> RuntimeSessionSpec:
-        if self.episode_seeds is None:
-            return self
-        if self.base_seed is not None:
-            message = "give base_seed or episode_seeds, not both"
-            raise ConfigurationError(message)
-        for position, seed in enumerate(self.episode_seeds):
-            if not _is_int(seed) or not 0 <= seed <= _INT64_MAX:
-                message = f"episode_seeds[{position}] must be an int in [0, 2**63), got {seed!r}"
-                raise ConfigurationError(message)
-        seeds = tuple(int(seed) for seed in self.episode_seeds)
-        episodes = len(seeds) if self.max_episodes is None else self.max_episodes
-        if episodes > len(seeds):
-            message = (
-                f"max_episodes is {episodes} but episode_seeds has only {len(seeds)}; "
-                "give one seed per episode"
-            )
-            raise ConfigurationError(message)
-        return replace(self, episode_seeds=seeds, max_episodes=episodes)
+        numbers: dict[str, Any] = {
+            name: int(value)
+            for name in ("max_episodes", "max_steps", "max_episode_steps", "base_seed")
+            if (value := getattr(self, name)) is not None
+        }
+        return _with_planned_seeds(replace(self, execution_horizon=int(horizon), **numbers))
 
     @property
     def is_seeded(self) -> bool:
@@ -204,7 +189,7 @@ class RuntimeSessionSpec:
             num_envs: Lanes of the run.
         """
         if self.base_seed is not None:
-            return derive_seed(int(self.base_seed), self.session_id, generation, lane)
+            return derive_seed(self.base_seed, self.session_id, generation, lane)
         if self.episode_seeds:
             index = generation * num_envs + lane
             # A lane beyond its share is reset along with others; any seed will do.
@@ -216,3 +201,24 @@ def _check_count(name: str, value: Any, *, lowest: int) -> None:
     if value is not None and not (_is_int(value) and value >= lowest):
         message = f"{name} must be an int of at least {lowest} or None, got {value!r}"
         raise ConfigurationError(message)
+
+
+def _with_planned_seeds(spec: RuntimeSessionSpec) -> RuntimeSessionSpec:
+    if spec.episode_seeds is None:
+        return spec
+    if spec.base_seed is not None:
+        message = "give base_seed or episode_seeds, not both"
+        raise ConfigurationError(message)
+    for position, seed in enumerate(spec.episode_seeds):
+        if not _is_int(seed) or not 0 <= seed <= _INT64_MAX:
+            message = f"episode_seeds[{position}] must be an int in [0, 2**63), got {seed!r}"
+            raise ConfigurationError(message)
+    seeds = tuple(int(seed) for seed in spec.episode_seeds)
+    episodes = len(seeds) if spec.max_episodes is None else spec.max_episodes
+    if episodes > len(seeds):
+        message = (
+            f"max_episodes is {episodes} but episode_seeds has only {len(seeds)}; "
+            "give one seed per episode"
+        )
+        raise ConfigurationError(message)
+    return replace(spec, episode_seeds=seeds, max_episodes=episodes)
