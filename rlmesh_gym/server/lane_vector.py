@@ -12,6 +12,7 @@ from copy import copy as shallow_copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
@@ -82,6 +83,15 @@ def as_flag(value: Any, name: str, lane: int) -> bool:
     raise TypeError(message)
 
 
+def _blank(space: gym.Space[Any]) -> Any:
+    # Gymnasium's iterate() cannot take a batch of a Dict or Tuple without members apart.
+    if isinstance(space, Dict):
+        return {key: _blank(child) for key, child in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_blank(child) for child in space.spaces)
+    return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1, np.zeros))))
+
+
 class LaneVector(VectorEnv[Any, Any, Any]):
     """Vector env over scalar envs, in any autoreset mode.
 
@@ -131,8 +141,7 @@ class LaneVector(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(first.observation_space, self.num_envs)
         self.action_space = batch_space(first.action_space, self.num_envs)
         # What lanes that were never reset show until then.
-        blank = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
-        self._lane_observations = list(iterate(self.observation_space, blank))
+        self._lane_observations = [_blank(first.observation_space)] * self.num_envs
         self._buffer: Any = create_empty_array(
             self.single_observation_space, n=self.num_envs, fn=np.zeros
         )
@@ -241,6 +250,7 @@ class LaneVector(VectorEnv[Any, Any, Any]):
             except Exception as error:  # noqa: PERF203 - the other lanes must close too
                 failure = failure or error
         if failure is not None:
+            self.closed = True  # They are all closed; a second time would only fail again.
             raise failure
 
     def _observations(self) -> Any:
