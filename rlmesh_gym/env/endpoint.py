@@ -6,41 +6,32 @@ which autoreset mode, is decided in :mod:`rlmesh_gym.env.autoreset`.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.env.infos import BatchedInfos, ConformanceLog, LaneInfos, read_infos
+from rlmesh_gym.env.conformance import ConformanceLog
+from rlmesh_gym.env.infos import read_infos as read_wire_infos
 from rlmesh_gym.env.last_observation import LastObservation
-from rlmesh_gym.errors import (
-    AutoresetError,
-    ConfigurationError,
-    ProtocolError,
-    ResetNeededError,
-    UnavailableError,
-)
+from rlmesh_gym.errors import ProtocolError, ResetNeededError, UnavailableError
 from rlmesh_gym.lanes import mint_episode_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym._proto.spaces.v1 import meta_pb2, value_pb2
     from rlmesh_gym.codec import Leaves, SpaceCodec
-    from rlmesh_gym.env.batch import Batch
+    from rlmesh_gym.env.infos import BatchedInfos, LaneInfos
     from rlmesh_gym.env.sources import Source
     from rlmesh_gym.lanes import EpisodeLog, LaneTable
     from rlmesh_gym.rpc import EnvSession, Pending
 
-__all__ = ["Endpoint", "Resetting", "StepReply"]
-
-Resetting = Generator["Pending[Any]", Any, "dict[int, dict[str, Any]]"]
-"""A reset under way; returns the infos of the lanes that it reset, by env_index."""
+__all__ = ["Endpoint", "StepReply"]
 
 
 @dataclass(slots=True)
@@ -152,7 +143,7 @@ class Endpoint:
         try:
             return self.session.step(value, episode_ids=ids)
         except ResetNeededError as error:
-            raise self._gone("step", error) from error
+            raise self.gone("step", error) from error
 
     def send_lane_step(
         self, indices: Sequence[int], actions: Leaves
@@ -169,10 +160,10 @@ class Endpoint:
         try:
             return self.session.step(value, env_indices=indices, episode_ids=ids)
         except ResetNeededError as error:
-            raise self._gone("step", error) from error
+            raise self.gone("step", error) from error
 
-    def _gone(self, operation: str, error: ResetNeededError) -> UnavailableError:
-        # The session ended between two calls; this is the first that notices.
+    def gone(self, operation: str, error: ResetNeededError) -> UnavailableError:
+        """Return the error for a session that ended between two calls, which this one notices."""
         return UnavailableError(str(error), endpoint=self.address, operation=operation)
 
     def read_step(
@@ -208,7 +199,7 @@ class Endpoint:
         if self.max_episode_steps is not None:
             lengths = self.lengths if indices is None else self.lengths[indices]
             truncations |= lengths + 1 >= self.max_episode_steps
-        infos = self._read_infos(response.infos, count)
+        infos = self.read_infos(response.infos, count)
         return StepReply(response.observation, rewards, terminations, truncations, ended, infos)
 
     def advance(self, reply: StepReply, indices: Sequence[int] | None = None) -> list[int]:
@@ -261,120 +252,11 @@ class Endpoint:
         lane = self.start + index
         self.log.append(self.table.record(lane, endpoint=self.address, interrupted=True))
 
-    def reset_lanes(
-        self,
-        indices: Sequence[int],
-        batch: Batch,
-        seeds: Sequence[int | None] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Resetting:
-        """Reset some lanes, or all; their first observations go to the batch.
-
-        Args:
-            indices: Their env_indices, ascending.
-            batch: Only the rows of these lanes are written.
-            seeds: One per lane of ``indices``, None for lanes without.
-            options: For the environments.
-        """
-        seeds = [None] * len(indices) if seeds is None else seeds
-        seeded = [position for position, seed in enumerate(seeds) if seed is not None]
-        whole = len(indices) == self.num_envs
-        if whole and len(seeded) in (0, len(seeds)):
-            return (yield from self._reset_all(batch, seeds if seeded else (), options))
-        unseeded = [position for position, seed in enumerate(seeds) if seed is None]
-        parts = []
-        for positions in (seeded, unseeded):
-            if not positions:
-                continue
-            part = [indices[position] for position in positions]
-            part_seeds = [seeds[position] for position in positions]
-            ids = self.new_ids(len(part))
-            try:
-                pending = self.session.reset(
-                    seeds=[seed for seed in part_seeds if seed is not None],
-                    options=options,
-                    env_indices=part,
-                    episode_ids=ids,
-                )
-            except ResetNeededError as error:
-                raise self._gone("reset", error) from error
-            parts.append((part, part_seeds, ids, pending))
-        infos: dict[int, dict[str, Any]] = {}
-        failure: Exception | None = None
-        for part, part_seeds, ids, pending in parts:
-            try:
-                response = yield pending
-            except Exception as error:  # Raised below, after the other part.
-                failure = failure or error
-                continue
-            rows = self.codec.decode(response.observation, len(part))
-            batch.put_rows([self.start + index for index in part], rows)
-            self.begin(part, part_seeds, ids)
-            self.last.keep_rows(part, rows)
-            read = self._read_infos(response.infos, len(part))
-            if read is not None:
-                infos.update((index, read.row(row)) for row, index in enumerate(part))
-        if failure is not None:
-            raise failure
-        return infos
-
-    def reset_whole(
-        self, batch: Batch, seeds: Sequence[int], options: Mapping[str, Any] | None
-    ) -> Generator[Pending[Any], Any, LaneInfos | BatchedInfos | None]:
-        """Reset all lanes with one request; see ``reset_lanes``. Also heals a lost endpoint."""
-        ids = self.new_ids(self.num_envs)
-        response = yield self.session.reset(seeds=seeds, options=options, episode_ids=ids)
-        batch.put(response.observation, self.start, self.num_envs)
-        self.begin(range(self.num_envs), list(seeds) or None, ids)
-        self.last.keep(response.observation)
-        self.is_lost = False
-        self.is_loss_told = True
-        return self._read_infos(response.infos, self.num_envs)
-
-    def _reset_all(
-        self, batch: Batch, seeds: Sequence[int | None], options: Mapping[str, Any] | None
-    ) -> Resetting:
-        given = [seed for seed in seeds if seed is not None]
-        read = yield from self.reset_whole(batch, given, options)
-        if read is None:
-            return {}
-        return {index: read.row(index) for index in range(self.num_envs)}
-
-    def check_resettable(self, indices: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Check that ``reset_lanes`` can do it.
-
-        Raises:
-            AutoresetError: The endpoint cannot reset some lanes alone.
-            ConfigurationError: It cannot reset all lanes with seeds for some.
-            ResetNeededError: It must be reset as a whole first.
-        """
-        lanes = [self.start + index for index in indices]
-        whole = len(indices) == self.num_envs
-        if whole and sum(seed is not None for seed in seeds) in (0, len(seeds)):
-            return
-        if self.is_lost and not whole:
-            raise ResetNeededError(
-                f"reset: {self.address} was lost, so its lanes {list(self.lanes)} must be reset "
-                f"together; got {lanes}"
-            )
-        if self.can_reset_lanes:
-            return
-        if whole:
-            raise ConfigurationError(
-                f"reset: {self.address} cannot reset its lanes one by one (it lacks the "
-                "capabilities 'subset_step' and 'rlmesh_gym.partial_reset'), so they need seeds "
-                f"either all or none; got {list(seeds)} for the lanes {lanes}"
-            )
-        raise AutoresetError(
-            f"reset: {self.address} cannot reset some of its lanes alone (it lacks the "
-            "capabilities 'subset_step' and 'rlmesh_gym.partial_reset'); reset_mask must name all "
-            f"of its lanes {list(self.lanes)} or none, got {lanes}"
-        )
-
-    def _read_infos(self, message: meta_pb2.MetaMap, count: int) -> LaneInfos | BatchedInfos | None:
+    def read_infos(self, message: meta_pb2.MetaMap, count: int) -> LaneInfos | BatchedInfos | None:
+        """Read the infos of ``count`` rows; None when there are none."""
         if not message.entries:
             return None
-        return read_infos(
+        return read_wire_infos(
             message,
             count,
             per_lane=self._per_lane_infos,

@@ -157,7 +157,7 @@ class Call:
             for run in waiting:
                 try:
                     run.proceed(_left(deadline))
-                except DeadlineError as error:  # noqa: PERF203 - the others are awaited all the same
+                except DeadlineError as error:  # noqa: PERF203 - the others are awaited too
                     late.append(run)
                     cause = error
             waiting = [run for run in waiting if run.pending is not None and run not in late]

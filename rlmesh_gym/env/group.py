@@ -14,7 +14,6 @@ from rlmesh_gym.env.autoreset import choose_conversion
 from rlmesh_gym.env.batch import Batch
 from rlmesh_gym.env.endpoint import Endpoint
 from rlmesh_gym.env.exchange import Call, Run, is_final
-from rlmesh_gym.env.infos import BatchedInfos
 from rlmesh_gym.env.readiness import check_observed, check_steppable
 from rlmesh_gym.env.recovery import INTERRUPTED, Recovery
 from rlmesh_gym.errors import (
@@ -30,7 +29,7 @@ from rlmesh_gym.errors import (
 from rlmesh_gym.lanes import EpisodeLog, LaneTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -343,18 +342,6 @@ class EndpointGroup:
             cut_off = [index for index in range(endpoint.num_envs) if index not in lost.indices]
             run.infos += [(index, {INTERRUPTED: True}) for index in cut_off]
         return run
-
-    def rows_of_infos(
-        self, parts: Sequence[tuple[Endpoint, InfoRows]]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Return ``(lane, info)`` of all endpoints, in lane order."""
-        for endpoint, infos in parts:
-            if isinstance(infos, BatchedInfos):
-                for index in range(endpoint.num_envs):
-                    yield endpoint.start + index, infos.row(index)
-            elif infos is not None:
-                for index, info in infos:
-                    yield endpoint.start + index, info
 
     def close(self, timeout: float | None = None) -> None:
         """End all sessions and embedded servers, side by side; may be called again.

@@ -1,14 +1,12 @@
-"""Infos: from the two shapes that endpoints send to Gymnasium's one vector form.
+"""Infos as endpoints send them, in two shapes.
 
 Lane endpoints send one dict per answered lane, vector endpoints send Gymnasium's batched dict with
-arrays as lists. :class:`LaneInfos` and :class:`BatchedInfos` read them; :func:`join` builds what
-the user sees. It knows nothing of autoreset modes beyond ``final_obs`` and ``final_info``.
+arrays as lists. Both give out one lane's dict; what the user sees is joined from those elsewhere.
+Of autoreset modes it knows nothing but the keys ``final_obs`` and ``final_info``.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,74 +17,25 @@ from rlmesh_gym.codec import decode_meta_map
 from rlmesh_gym.env.samples import read_sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
     from rlmesh_gym._proto.spaces.v1 import meta_pb2
     from rlmesh_gym.codec import SpaceCodec
+    from rlmesh_gym.env.conformance import ConformanceLog
 
 __all__ = [
-    "CONFORMANCE_KEY",
+    "FINAL_INFO",
+    "FINAL_OBS",
     "BatchedInfos",
-    "ConformanceLog",
-    "ConformanceWarning",
     "Infos",
     "LaneInfos",
-    "join",
+    "plain",
     "read_infos",
+    "share_of",
 ]
-
-CONFORMANCE_KEY = "rlmesh.conformance.warning"
-"""Reserved info key under which a server tells what left its declared range."""
 
 FINAL_OBS = "final_obs"
 FINAL_INFO = "final_info"
-
-AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
-
-
-class ConformanceWarning(UserWarning):
-    """An observation or action left the range that its space declares."""
-
-
-class ConformanceLog:
-    """Turns a server's conformance notes into Python warnings, once per kind and path.
-
-    Args:
-        endpoint: Address, for the text.
-    """
-
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-        self._seen: set[tuple[str, str]] = set()
-
-    def take_from(self, info: dict[str, Any]) -> None:
-        """Remove the reserved key from ``info`` and warn about what it says."""
-        notes = info.pop(CONFORMANCE_KEY, None)
-        info.pop(f"_{CONFORMANCE_KEY}", None)
-        if notes is None:
-            return
-        for note in notes if isinstance(notes, list) else [notes]:
-            self._warn(note)
-
-    def _warn(self, note: Any) -> None:
-        if note is None:
-            return
-        if isinstance(note, list):  # One list per lane, as a batched dict holds them.
-            for item in note:
-                self._warn(item)
-            return
-        fields = note if isinstance(note, dict) else {"detail": note}
-        kind, path = str(fields.get("kind", "value")), str(fields.get("path", "$"))
-        if (kind, path) in self._seen:
-            return
-        self._seen.add((kind, path))
-        warnings.warn(
-            f"{self._endpoint}: {kind} at {path}: {fields.get('detail', 'out of its range')}",
-            ConformanceWarning,
-            stacklevel=2,
-        )
 
 
 class Infos(Protocol):
@@ -126,7 +75,7 @@ class BatchedInfos:
 
     def row(self, index: int) -> dict[str, Any]:
         """Return the share of one row: the keys whose mask names it."""
-        return _share(self._infos, index, self._num_rows)
+        return share_of(self._infos, index, self._num_rows)
 
     def arrays(self) -> dict[str, Any]:
         """Return the whole in Gymnasium's vector form."""
@@ -184,73 +133,8 @@ def _terminal(item: Any, codec: SpaceCodec) -> Any:
     return read_sample(codec.space, item)
 
 
-def join(
-    rows: Iterable[tuple[int, dict[str, Any]]], num_envs: int, add_info: AddInfo
-) -> dict[str, Any]:
-    """Join lanes' infos in Gymnasium's vector form.
-
-    Args:
-        rows: ``(lane, info)`` in lane order; a lane may come several times.
-        num_envs: Number of lanes.
-        add_info: ``VectorEnv._add_info`` of the env that the user sees.
-
-    Returns:
-        A dict of arrays of length ``num_envs`` beside ``_key`` masks. A key whose values do not fit
-        one array is an object array.
-    """
-    infos: dict[str, Any] = {}
-    for lane, info in rows:
-        _merge(infos, info, lane, num_envs, add_info)
-    return infos
-
-
-def _merge(
-    infos: dict[str, Any], info: dict[str, Any], lane: int, num_envs: int, add_info: AddInfo
-) -> None:
-    for key, value in info.items():
-        present = infos.get(key)
-        nested = isinstance(value, dict) and key != FINAL_OBS
-        if nested and (present is None or isinstance(present, dict)):
-            child = {} if present is None else present
-            _merge(child, value, lane, num_envs, add_info)
-            infos[key] = child
-            _mark(infos, key, lane, num_envs)
-        elif nested or isinstance(present, dict):
-            _widen(infos, key, lane, value, num_envs)
-        else:
-            try:
-                add_info(infos, {key: value}, lane)
-            except (TypeError, ValueError, OverflowError):
-                _widen(infos, key, lane, value, num_envs)
-
-
-def _mark(infos: dict[str, Any], key: str, lane: int, num_envs: int) -> None:
-    mask = infos.get(f"_{key}")
-    if mask is None:
-        mask = infos[f"_{key}"] = np.zeros(num_envs, dtype=np.bool_)
-    mask[lane] = True
-
-
-def _widen(infos: dict[str, Any], key: str, lane: int, value: Any, num_envs: int) -> None:
-    """Turn ``infos[key]`` into an object array, since ``value`` does not fit what is there."""
-    present = infos[key]
-    if isinstance(present, np.ndarray) and present.dtype == object and present.ndim == 1:
-        present[lane] = value
-    else:
-        wide = np.full(num_envs, None, dtype=object)
-        mask = infos[f"_{key}"]
-        for other in np.flatnonzero(mask).tolist():
-            wide[other] = (
-                _share(present, other, num_envs)
-                if isinstance(present, dict)
-                else _plain(present[other])
-            )
-        wide[lane] = value
-        infos[key] = wide
-    _mark(infos, key, lane, num_envs)
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a numpy scalar as a Python one, all else as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -303,7 +187,8 @@ def _is_mask(key: str, infos: dict[str, Any]) -> bool:
     return key.startswith("_") and key[1:] in infos
 
 
-def _share(infos: dict[str, Any], row: int, num_rows: int) -> dict[str, Any]:
+def share_of(infos: dict[str, Any], row: int, num_rows: int) -> dict[str, Any]:
+    """Return one row's share of a batched dict, in lists or in arrays."""
     share: dict[str, Any] = {}
     for key, value in infos.items():
         if _is_mask(key, infos):
@@ -317,9 +202,9 @@ def _share(infos: dict[str, Any], row: int, num_rows: int) -> dict[str, Any]:
         ):
             continue
         if isinstance(value, dict):
-            share[key] = _share(value, row, num_rows)
+            share[key] = share_of(value, row, num_rows)
         elif isinstance(value, np.ndarray):  # Already in vector form.
-            share[key] = _plain(value[row])
+            share[key] = plain(value[row])
         elif isinstance(value, list) and len(value) == num_rows:
             share[key] = value[row] if key == FINAL_OBS else _lane_value(value[row])
         else:

@@ -10,6 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from rlmesh_gym.env.resets import reset_lanes, reset_whole
 from rlmesh_gym.errors import (
     ConfigurationError,
     EnvError,
@@ -119,11 +120,11 @@ class Recovery:
             try:
                 self._reconnect(endpoint)
                 if uniform:
-                    infos = yield from endpoint.reset_whole(batch, given, options)
+                    infos = yield from reset_whole(endpoint, batch, given, options)
                     break
                 endpoint.is_lost = False  # Seeds for some lanes only: two requests.
-                by_index = yield from endpoint.reset_lanes(
-                    range(endpoint.num_envs), batch, seeds, options
+                by_index = yield from reset_lanes(
+                    endpoint, range(endpoint.num_envs), batch, seeds, options
                 )
                 return sorted(by_index.items())
             except UnavailableError as error:

@@ -11,6 +11,7 @@ from rlmesh_gym.env.actions import ActionReader
 from rlmesh_gym.env.connect import connect
 from rlmesh_gym.env.frames import FrameReader
 from rlmesh_gym.env.hidden_token import without_token
+from rlmesh_gym.env.joining import lane_rows
 from rlmesh_gym.env.reset_arguments import expand_seeds
 from rlmesh_gym.env.sources import ConnectionOptions, EmbeddedSpec, find_sources
 from rlmesh_gym.errors import ConfigurationError
@@ -194,7 +195,7 @@ class RemoteEnv(gym.Env[Any, Any]):
 
     def _info(self, parts: list[tuple[Endpoint, InfoRows]]) -> dict[str, Any]:
         info: dict[str, Any] = {}
-        for _, row in self._connected().rows_of_infos(parts):
+        for _, row in lane_rows(parts):
             info.update(row)
         return info
 

@@ -9,11 +9,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlmesh_gym.env.actions import ActionReader
+from rlmesh_gym.env.attributes import lane_attribute, refuse_attribute
 from rlmesh_gym.env.autoreset import as_autoreset_mode
 from rlmesh_gym.env.connect import connect, step_limit
 from rlmesh_gym.env.frames import FrameReader
 from rlmesh_gym.env.hidden_token import without_token
-from rlmesh_gym.env.infos import BatchedInfos, join
+from rlmesh_gym.env.infos import BatchedInfos
+from rlmesh_gym.env.joining import join, lane_rows
 from rlmesh_gym.env.recovery import Recovery
 from rlmesh_gym.env.reset_arguments import expand_seeds, split_options
 from rlmesh_gym.env.sources import ConnectionOptions, EmbeddedSpec, find_sources
@@ -310,13 +312,18 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         if isinstance(first, BatchedInfos) and endpoint.num_envs == self.num_envs:
             infos = first.arrays()
         elif any(part is not None for _, part in parts):
-            infos = join(self._group.rows_of_infos(parts), self.num_envs, self._add_info)
+            infos = join(lane_rows(parts), self.num_envs, self._add_info)
         if self._ids_in_infos:
             infos["episode_id"] = np.array(self.episode_ids, dtype=object)
             infos["_episode_id"] = np.ones(self.num_envs, dtype=np.bool_)
         return infos
 
     # Lanes and episodes
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Address of each endpoint, in lane order."""
+        return tuple(endpoint.address for endpoint in self._group.endpoints)
 
     @property
     def lane_phases(self) -> tuple[LanePhase, ...]:
@@ -407,25 +414,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return one value per lane; see :meth:`call`."""
-        if name == "np_random_seed":
-            return self.np_random_seed
-        if name == "metadata":
-            return tuple(dict(self.metadata) for _ in range(self.num_envs))
-        answers = {
-            "render_mode": self.render_mode,
-            "spec": self.spec,
-            "num_envs": self.num_envs,
-            "observation_space": self.single_observation_space,
-            "action_space": self.single_action_space,
-        }
-        if name not in answers:
-            known = ", ".join(sorted([*answers, "metadata", "np_random_seed", "render"]))
-            raise UnsupportedCallError(
-                f"{name!r} of the sub-environments cannot be had: they live at "
-                f"{', '.join(endpoint.address for endpoint in self._group.endpoints)}. What can: "
-                f"{known}"
-            )
-        return (answers[name],) * self.num_envs
+        return lane_attribute(self, name)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Not to be had: the sub-environments live elsewhere.
@@ -434,15 +423,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             ValueError: ``values`` is a list or tuple of another length than ``num_envs``.
             UnsupportedCallError: Always otherwise.
         """
-        if isinstance(values, (list, tuple)) and len(values) != self.num_envs:
-            raise ConfigurationError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
-            )
-        raise UnsupportedCallError(
-            f"set_attr({name!r}): the sub-environments live at the endpoints and cannot be changed "
-            "from here; pass settings as reset options, or make the environment with them"
-        )
+        refuse_attribute(self, name, values)
 
     # The end
 

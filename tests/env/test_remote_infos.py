@@ -11,7 +11,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlmesh_gym.codec import SpaceCodec, encode_meta_map
 from rlmesh_gym.env import ConformanceWarning, RemoteVectorEnv
-from rlmesh_gym.env.infos import BatchedInfos, ConformanceLog, LaneInfos, join, read_infos
+from rlmesh_gym.env.conformance import ConformanceLog
+from rlmesh_gym.env.infos import BatchedInfos, LaneInfos, read_infos
+from rlmesh_gym.env.joining import join
 from rlmesh_gym.env.samples import read_sample
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server import EnvServer

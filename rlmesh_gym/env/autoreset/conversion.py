@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlmesh_gym.env.infos import BatchedInfos
+from rlmesh_gym.env.resets import check_resettable, reset_lanes, reset_whole
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -62,11 +63,11 @@ class Conversion(ABC):
         given = [seed for seed in seeds if seed is not None]
         if len(indices) == endpoint.num_envs and len(given) in (0, len(seeds)):
             # Whole resets keep the batched infos as they are.
-            infos = yield from endpoint.reset_whole(batch, given, options)
+            infos = yield from reset_whole(endpoint, batch, given, options)
             if isinstance(infos, BatchedInfos):
                 return infos
             return None if infos is None else [(i, infos.row(i)) for i in indices]
-        by_index = yield from endpoint.reset_lanes(indices, batch, seeds, options)
+        by_index = yield from reset_lanes(endpoint, indices, batch, seeds, options)
         return sorted(by_index.items())
 
     def check_reset(
@@ -81,7 +82,7 @@ class Conversion(ABC):
             ConfigurationError: The endpoint lacks what it takes.
             ResetNeededError: It must be reset as a whole first.
         """
-        self.endpoint.check_resettable(indices, seeds)
+        check_resettable(self.endpoint, indices, seeds)
 
     def forget(self) -> None:  # noqa: B027 - most hold nothing
         """Drop what is held back for later; the endpoint was lost."""

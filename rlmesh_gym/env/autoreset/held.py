@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlmesh_gym.env.autoreset.conversion import Conversion
+from rlmesh_gym.env.resets import check_resettable, reset_lanes
 from rlmesh_gym.errors import ProtocolError
 from rlmesh_gym.lanes import any_true
 
@@ -81,7 +82,7 @@ class HeldFirstObservation(Conversion):
         by_reset: dict[int, dict[str, Any]] = {}
         if others:
             other_seeds = [by_index[index] for index in others]
-            by_reset = yield from endpoint.reset_lanes(others, batch, other_seeds, options)
+            by_reset = yield from reset_lanes(endpoint, others, batch, other_seeds, options)
             for index in others:
                 self._held.pop(index, None)
         by_reset.update(self._hand_out(ready, batch))
@@ -97,7 +98,7 @@ class HeldFirstObservation(Conversion):
         by_index = dict(zip(indices, seeds, strict=True))
         _, others = self._divide(by_index, options)
         if others:
-            self.endpoint.check_resettable(others, [by_index[index] for index in others])
+            check_resettable(self.endpoint, others, [by_index[index] for index in others])
 
     def _divide(
         self, seeds: Mapping[int, int | None], options: Mapping[str, Any] | None

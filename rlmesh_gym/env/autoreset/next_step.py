@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlmesh_gym.env.autoreset.conversion import Conversion, sent
+from rlmesh_gym.env.resets import reset_lanes
 from rlmesh_gym.errors import Error
 from rlmesh_gym.lanes import any_true
 
@@ -38,9 +39,9 @@ class NextStepByLanes(Conversion):
         ended = np.flatnonzero(endpoint.ended).tolist()
         running = np.flatnonzero(~endpoint.ended).tolist()
         if not running:
-            infos = yield from endpoint.reset_lanes(ended, batch)
+            infos = yield from reset_lanes(endpoint, ended, batch)
             return sorted(infos.items())
-        resetting = sent(endpoint.reset_lanes(ended, batch))
+        resetting = sent(reset_lanes(endpoint, ended, batch))
         stepping = endpoint.send_lane_step(running, actions)
         rows: InfoRows = []
         failure: Error | None = None

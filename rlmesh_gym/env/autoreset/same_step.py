@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.env.autoreset.conversion import Conversion
+from rlmesh_gym.env.resets import reset_lanes
 
 if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
@@ -46,7 +47,7 @@ class SameStepByReset(Conversion):
         endpoint.begin(reset_already)
         infos: dict[int, dict[str, Any]] = {}
         if to_reset:
-            infos = yield from endpoint.reset_lanes(to_reset, batch)
+            infos = yield from reset_lanes(endpoint, to_reset, batch)
         rows: list[tuple[int, dict[str, Any]]] = []
         for index in range(endpoint.num_envs):
             if index in final:
