@@ -262,6 +262,7 @@ def space_specs() -> st.SearchStrategy[spaces_pb2.SpaceSpec]:
 def _parse(message_type: type[_M], data: bytes) -> _M:
     """Parse the longest prefix that is a message; arbitrary bytes mostly are none."""
     for end in range(len(data), 0, -1):
-        with contextlib.suppress(DecodeError):
+        # protobuf's pure Python parser says of text that is no UTF-8 what Python says of it.
+        with contextlib.suppress(DecodeError, UnicodeDecodeError):
             return message_type.FromString(data[:end])
     return message_type()

@@ -68,6 +68,9 @@ class SpaceCodec:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.space})"
 
+    def __reduce__(self) -> tuple[type[SpaceCodec], tuple[spaces.Space[Any], str]]:
+        return SpaceCodec, (self.space, self._path)  # compiled anew: the checks are closures
+
     # Leaves and messages
 
     def encode(self, leaves: Leaves, num_rows: int) -> value_pb2.SpaceValue:

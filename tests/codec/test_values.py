@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -287,6 +288,36 @@ class TestOwnership:
             assert rows is same or rows.dtype == object
 
 
+class TestBuffers:
+    """The leaves of the message without the message."""
+
+    @every_space
+    @pytest.mark.parametrize("num_rows", [0, 1, 3])
+    def test_same_bytes(self, codec: SpaceCodec, num_rows: int) -> None:
+        leaves = codec.flatten_rows(samples_of(codec.space, num_rows))
+        buffers = codec.buffers(leaves, num_rows)
+        assert [bytes(buffer) for buffer in buffers] == list(codec.encode(leaves, num_rows).leaves)
+        assert all(memoryview(buffer).contiguous for buffer in buffers)
+
+    def test_rows_out_of_order(self) -> None:
+        codec = SpaceCodec(spaces.Box(-1, 1, (3,)))
+        rows = np.arange(12, dtype="f4").reshape(4, 3)
+        (buffer,) = codec.buffers([rows[::-2]], 2)
+        assert bytes(buffer) == rows[::-2].tobytes()
+
+    def test_contiguous_rows_are_not_copied(self) -> None:
+        codec = SpaceCodec(spaces.Box(0, 255, (4,), np.uint8))
+        rows = np.zeros((2, 4), np.uint8)
+        (buffer,) = codec.buffers([rows], 2)
+        rows[0, 0] = 7
+        assert bytes(buffer)[0] == 7
+
+    def test_wrong_leaves(self) -> None:
+        codec = SpaceCodec(spaces.Box(-1, 1, (3,)))
+        with pytest.raises(CodecError, match="expected shape"):
+            codec.buffers([np.zeros((2, 3))], 2)
+
+
 class TestDecodeInto:
     """Rows of several messages side by side in one array."""
 
@@ -459,6 +490,11 @@ class TestDeclaredOrder:
             "obs.pair[0]",
             "obs.pair[1]",
         )
+
+    def test_pickle(self) -> None:
+        codec = pickle.loads(pickle.dumps(SpaceCodec(MIXED_SPACE, "obs")))
+        assert codec.paths[0] == "obs.buttons"
+        assert codec.space == MIXED_SPACE
 
     def test_repr(self) -> None:
         assert repr(SpaceCodec(spaces.Discrete(2))) == "SpaceCodec(Discrete(2))"
