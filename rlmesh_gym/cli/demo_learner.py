@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PPO", "Rollout"]
 
+# Products of this size OpenBLAS computes on one thread; on larger ones it waits for a second one,
+# which a busy machine may not run for a while.
+_HIDDEN = 32
+
 
 class Network:
     """A perceptron with two tanh layers and its Adam optimiser."""
@@ -107,13 +111,13 @@ class PPO:
     gae_lambda = 0.9
     clip = 0.2
     epochs = 6
-    minibatch = 256
+    minibatch = 128
 
     def __init__(self, inputs: int, actions: int, *, seed: int, rate: float = 2e-3) -> None:
         self.rate = rate
         self._rng = np.random.default_rng(seed)
-        self._actor = Network(inputs, 64, actions, 0.01, self._rng)
-        self._critic = Network(inputs, 64, 1, 1.0, self._rng)
+        self._actor = Network(inputs, _HIDDEN, actions, 0.01, self._rng)
+        self._critic = Network(inputs, _HIDDEN, 1, 1.0, self._rng)
 
     def act(
         self, observations: NDArray[np.float64]

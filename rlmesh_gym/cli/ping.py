@@ -76,6 +76,8 @@ def _open(options: argparse.Namespace) -> EnvSession | ModelSession:
     except ProtocolError as not_an_env:
         try:
             return ModelSession.open(options.address, **how)
+        except AuthenticationError:
+            raise
         except ProtocolError:
             raise not_an_env from None
 

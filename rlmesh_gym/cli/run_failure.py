@@ -54,7 +54,8 @@ def explain(
 
 def _is_mismatch(error: Error) -> bool:
     if isinstance(error, ModelError):
-        return error.operation == "resolve_adapter"
+        # Our model server checks the actions itself; there is no code for that on the wire.
+        return error.operation == "resolve_adapter" or "action frame" in str(error)
     if isinstance(error, EnvError):
         return error.code == "INVALID_ACTION"
     if isinstance(error, ProtocolError):
