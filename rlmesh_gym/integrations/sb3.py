@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.codec import lane_info
@@ -24,8 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gymnasium.vector import VectorEnv
+    from numpy.typing import NDArray
 
 __all__ = ["Sb3VecEnv", "as_vec_env"]
+
+_MODE = "autoreset_mode"
+_STATISTICS = "episode"
+_RETURN = "r"
 
 
 def as_vec_env(envs: VectorEnv[Any, Any, Any]) -> Sb3VecEnv:
@@ -37,7 +44,7 @@ def as_vec_env(envs: VectorEnv[Any, Any, Any]) -> Sb3VecEnv:
             the result and closed with it.
 
     Raises:
-        ConfigurationError: Another autoreset mode.
+        ConfigurationError: Another autoreset mode, or observations that are overwritten in place.
     """
     return Sb3VecEnv(envs)
 
@@ -47,43 +54,64 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
 
     Rewards are float32 ``(num_envs,)``. In the step that ends an episode, ``infos[i]`` is the info
     of that step with ``terminal_observation`` and ``TimeLimit.truncated`` (truncated and not
-    terminated), and the info of the reset stands in ``reset_infos[i]``.
+    terminated), and the info of the reset stands in ``reset_infos[i]``. What Gymnasium's vector
+    ``RecordEpisodeStatistics`` adds is with the step's info, where Stable-Baselines3 looks for it.
 
     Args:
         envs: See :func:`as_vec_env`.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
-        mode = envs.metadata.get("autoreset_mode")
+        mode = envs.metadata.get(_MODE)
         if mode is not AutoresetMode.SAME_STEP:
             raise ConfigurationError(
                 "Stable-Baselines3 resets a lane within the step that ends it, so the vector needs "
                 f'autoreset_mode="SameStep"; got {mode}'
             )
+        if getattr(envs.unwrapped, "copy", True) is False:
+            # An algorithm keeps the last observations over a step before it stores them.
+            raise ConfigurationError(
+                "Stable-Baselines3 stores observations after the next step; with copy=False that "
+                "step has overwritten them. Make the vector with copy=True"
+            )
         self.envs = envs
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        self.metadata = {key: value for key, value in envs.metadata.items() if key != _MODE}
         self._actions: Any = None
 
     def reset(self) -> Any:
-        """Reset all lanes with the seeds of ``seed()`` and the options of ``set_options()``."""
-        options = self._options[0]
-        if any(other != options for other in self._options[1:]):
-            raise ConfigurationError(
-                "set_options: a vector environment takes the same options for all lanes, "
-                f"got {self._options}"
-            )
+        """Reset all lanes with the seeds of ``seed()`` and the options of ``set_options()``.
+
+        Returns:
+            The first observations; their infos are in ``reset_infos``.
+
+        Raises:
+            ConfigurationError: ``set_options`` was given different options for different lanes.
+        """
         seeds: Any = list(self._seeds)  # One or none per lane, which the base class does not state.
-        observations, infos = self.envs.reset(seed=seeds, options=options or None)
+        observations, infos = self.envs.reset(seed=seeds, options=self._common_options())
         self._reset_seeds()
         self._reset_options()
         self.reset_infos = [lane_info(infos, i, self.num_envs) for i in range(self.num_envs)]
         return observations
 
+    def _common_options(self) -> dict[str, Any] | None:
+        options = self._options[0] if self._options else {}
+        if any(not data_equivalence(other, options) for other in self._options[1:]):
+            raise ConfigurationError(
+                "set_options: a vector environment takes the same options for all lanes, "
+                f"got {self._options}"
+            )
+        return options or None
+
     def step_async(self, actions: Any) -> None:
         """Keep the actions for :meth:`step_wait`."""
+        if isinstance(self.action_space, spaces.MultiBinary):
+            # Bernoulli policies answer in floats.
+            actions = np.rint(actions).astype(self.action_space.dtype)
         self._actions = actions
 
-    def step_wait(self) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[Any]]:
+    def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
         """Step all lanes; see the class for the form of what returns."""
         observations, rewards, terminations, truncations, infos = self.envs.step(self._actions)
         ended = np.logical_or(terminations, truncations)
@@ -96,17 +124,21 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
         row = lane_info(infos, lane, self.num_envs) if infos else {}
         if not ended:
             return row
-        terminal_observation = row.pop("final_obs")
-        final_info = row.pop("final_info", {})
+        info: dict[str, Any] = row.pop("final_info", {})
+        info["terminal_observation"] = row.pop("final_obs")
+        statistics = row.get(_STATISTICS)
+        if isinstance(statistics, dict) and _RETURN in statistics:
+            # Gymnasium's wrapper adds them beside the reset's info; they tell of the old episode.
+            info[_STATISTICS] = row.pop(_STATISTICS)
         self.reset_infos[lane] = row
-        return {**final_info, "terminal_observation": terminal_observation}
+        return info
 
     def close(self) -> None:
         """Close the vector environment."""
         self.envs.close()
 
-    def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
-        """Return one frame per lane."""
+    def get_images(self) -> Sequence[NDArray[Any] | None]:
+        """Return one frame per lane, uint8 ``(height, width, 3)``, or None for each."""
         frames: Any = self.envs.render()
         return [None] * self.num_envs if frames is None else list(frames)
 
@@ -121,9 +153,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
             return [self.envs.render_mode for _ in lanes]
         get_attr = getattr(self.envs.unwrapped, "get_attr", None)
         if get_attr is None:
-            raise AttributeError(
-                f"{self.envs} has no attributes of its lanes, such as {attr_name!r}"
-            )
+            raise AttributeError(f"{self.envs} has no attributes of its lanes, as {attr_name!r}")
         try:
             values = get_attr(attr_name)
         except NotImplementedError as error:
@@ -131,13 +161,21 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
         return [values[lane] for lane in lanes]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:  # noqa: ARG002
-        """Refuse: the environment objects live elsewhere."""
+        """Refuse: the environments live elsewhere.
+
+        Raises:
+            AttributeError: Always.
+        """
         raise AttributeError(f"set_attr({attr_name!r}): the environments live at the endpoint")
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Refuse, but for ``render``: the environment objects live elsewhere."""
+        """Return frames for ``render``; refuse all else, since the environments live elsewhere.
+
+        Raises:
+            AttributeError: Another method, or arguments for ``render``.
+        """
         if method_name == "render" and not method_args and not method_kwargs:
             images = self.get_images()
             return [images[lane] for lane in self._get_indices(indices)]
