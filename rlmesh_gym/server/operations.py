@@ -146,12 +146,28 @@ class Operations:
         begun = time.perf_counter_ns()
         outcome = self._call("reset", lanes, lambda: self.env.reset(lanes, seeds, options))
         # The lanes are in new episodes from here on, whether or not the answer arrives in time.
-        self._episodes.begin(lanes, ids, seeds)
+        self._episodes.begin(*self._begun(lanes, ids, seeds, options))
         self._check_time(request.timeout_ms, begun, "reset")
         encoding = time.perf_counter_ns()
         effect = self._encode(response.reset, outcome, lanes, [])
         _note_times(response, outcome, encode_ns=time.perf_counter_ns() - encoding)
         return effect
+
+    def _begun(
+        self,
+        lanes: list[int] | None,
+        ids: list[str],
+        seeds: list[int],
+        options: dict[str, Any] | None,
+    ) -> tuple[list[int] | None, list[str], list[int]]:
+        """Return the lanes that a reset began anew, with their ids and seeds."""
+        mask = (options or {}).get("reset_mask")
+        if lanes is not None or self.env.has_lane_operations or not isinstance(mask, list):
+            return lanes, ids, seeds
+        # A vector env's own way to reset some lanes: ids and seeds are those of the whole vector.
+        lanes = [lane for lane, is_reset in enumerate(mask) if is_reset]
+        ids = [ids[lane] if lane < len(ids) else "" for lane in lanes]
+        return lanes, ids, [seeds[lane] for lane in lanes if lane < len(seeds)]
 
     def _step(
         self, request: interaction_pb2.StepRequest, response: interaction_pb2.JoinResponse

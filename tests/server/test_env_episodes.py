@@ -259,10 +259,14 @@ def test_partial_reset_of_a_vector(mode: AutoresetMode) -> None:
 def test_a_reset_mask_off_the_wire_is_an_array_for_the_env() -> None:
     with serving_raw(counting_vector(2, AutoresetMode.DISABLED)) as client:
         join = client.open()
-        join.reset()
+        join.reset(ids=["a", "b"])
         join.step([1, 1])
-        reset = join.reset(options={"reset_mask": [False, True]})
+        reset = join.reset(options={"reset_mask": [False, True]}, ids=["a", "b1"], seeds=[3, 4])
         assert client.numbers(reset) == [1.0, 110.0]
+        assert infos(reset)["rseed"] == [0, 4]
+        records = join.step([1, 1]).completed_episodes
+        assert sorted(brief(record)[:3] for record in records) == [("a", 0, 2), ("b", 1, 1)]
+        assert brief(join.close()[0]) == ("b1", 1, 1, 1.0, False, True)
 
 
 def test_resetting_an_ended_lane_cancels_its_roll() -> None:

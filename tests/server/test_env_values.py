@@ -16,6 +16,7 @@ from PIL import Image
 from rlmesh_gym._proto.spaces.v1 import value_pb2
 from rlmesh_gym.server.frames import encode_frame
 from rlmesh_gym.server.lane_vector import LaneVector
+from rlmesh_gym.server.large_answers import assemble
 from tests.env_wire import Code, RawClient, infos, pb, serving_raw
 from tests.fake_envs import (
     ActionTypeEnv,
@@ -127,6 +128,25 @@ def test_observations_are_cast_to_the_space(observation: Any, expected: list[flo
         step = join.step([1])
         assert len(step.observation.leaves[0]) == 4
         assert client.numbers(step) == expected
+
+
+@pytest.mark.parametrize(
+    ("info", "flags"),
+    [({}, (1, 0)), (None, (1, 0)), ({"TimeLimit.truncated": True}, (0, 1))],
+)
+def test_results_of_four_parts(info: Any, flags: tuple[int, int]) -> None:
+    class Legacy(CountingEnv):
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, _, _ = super().step(action)
+            return observation, reward, terminated, info
+
+    with serving_raw(Legacy(2)) as client:
+        join = client.open()
+        join.reset()
+        assert join.step([1]).terminated_mask == b"\0"
+        step = join.step([1])
+        assert (step.terminated_mask[0], step.truncated_mask[0]) == flags
+        assert step.HasField("infos") == (info is not None)
 
 
 def test_plain_numbers_are_discrete_observations() -> None:
@@ -456,3 +476,21 @@ def test_a_frame_that_is_none_ends_the_session() -> None:
         assert error.message.startswith("render failed: TypeError")
         assert not error.interrupted_episodes
         join.take_end()
+
+
+@pytest.mark.parametrize("kind", ["reset", "step"])
+@pytest.mark.parametrize("sizes", [(), (0,), (1, 127, 128), (16384, 0, 2_097_152)])
+def test_an_answer_put_together_is_the_encoded_one(kind: str, sizes: tuple[int, ...]) -> None:
+    leaves = [bytes([size % 251]) * size for size in sizes]
+    response = pb.JoinResponse(request_id="r1", endpoint_total_ns=2**60, user_ns=3)
+    arm = getattr(response, kind)
+    arm.infos.entries["x"].integer = -5
+    if kind == "step":
+        arm.rewards.extend([1.0, -2.0])
+        arm.terminated_mask = b"\0\1"
+    expected = pb.JoinResponse()
+    expected.CopyFrom(response)
+    getattr(expected, kind).observation.leaves.extend(leaves)
+    getattr(expected, kind).observation.SetInParent()
+    views = [memoryview(leaf) for leaf in leaves]
+    assert pb.JoinResponse.FromString(assemble(response, views)) == expected
