@@ -27,6 +27,9 @@ __all__ = ["encode_space"]
 def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceSpec:
     """Describe a space for the wire.
 
+    The released ``rlmesh`` 0.1.0 has a form for all of these too, but its clients refuse a Box
+    without axes or without elements, a Text that may be empty, and the empty string as a Dict key.
+
     Args:
         space: Box, Discrete, MultiBinary, MultiDiscrete, Text, or a Dict or Tuple of these.
         path: Where the space stands; prefix of the paths in errors.
