@@ -219,7 +219,8 @@ class Waiter:
         # Announced first and checked second; _wake does it the other way round.
         self._waiting = call
         try:
-            self.check()
+            if self._cancelled or (self._cancellation is not None and self.cancelled):
+                raise CancelledRunError("the run was cancelled")
             return call.result(timeout)
         finally:
             self._waiting = None

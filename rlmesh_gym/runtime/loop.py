@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.errors import StateError
 from rlmesh_gym.runtime import events
 from rlmesh_gym.runtime.calls import CompletedCall
 from rlmesh_gym.runtime.lane_book import LaneState
@@ -96,6 +96,8 @@ class RunLoop:
         self._timings: list[CallTiming] = []
         # Episodes that the model has seen, so that no others are evicted.
         self._known: set[str] = set()
+        # Whether no episode has ended since the last eviction.
+        self._is_tidy = True
         self._action_format = parts[0].env.action_format
         self._observation_format = parts[0].env.observation_format
 
@@ -187,9 +189,9 @@ class RunLoop:
     # Planning
 
     def _plan(self, playing: list[int]) -> None:
-        planned = [lane for lane in playing if self._replay.is_empty(lane)]
+        planned = self._replay.empty_among(playing)
         if self._wants_history and len(planned) < len(playing):
-            replaying = [lane for lane in playing if not self._replay.is_empty(lane)]
+            replaying = sorted({*playing}.difference(planned))
             rows = self._transform_observation(replaying)
             for row, lane in enumerate(replaying):
                 self._history.add(lane, self._tick, rows, row)
@@ -267,11 +269,6 @@ class RunLoop:
 
     def _step(self, playing: list[int]) -> None:
         actions = self._actions(playing)
-        sources: dict[int, tuple[Rows, int]] = (
-            {lane: (actions, row) for row, lane in enumerate(playing)}
-            if actions is not None
-            else {}
-        )
         if actions is not None:
             self._filler = actions, 0
         began = time.perf_counter()
@@ -284,8 +281,7 @@ class RunLoop:
             if lanes == playing and actions is not None:
                 rows = actions
             else:
-                # Lanes that do not play still need an action that the space admits: any will do.
-                rows = gather([sources.get(lane) or self._spare_action() for lane in lanes])
+                rows = self._fill_up(lanes, playing, actions)
             call = part.env.step(
                 rows,
                 lanes=None
@@ -301,7 +297,7 @@ class RunLoop:
     def _actions(self, playing: list[int]) -> Rows | None:
         if not playing:
             return None
-        rows = gather([self._replay.pop(lane) for lane in playing])
+        rows = self._replay.take(playing)
         if not self._hooks.listens("transform_action"):
             return rows
         event = events.ActionTransform(
@@ -312,11 +308,16 @@ class RunLoop:
         )
         return rows if batch is None else self._action_format.from_batch(batch, len(playing))
 
-    def _spare_action(self) -> tuple[Rows, int]:
-        if self._filler is None:
-            # No lane has acted yet, and none needs to: nothing would be stepped then.
-            raise ConfigurationError("no lane plays, so there is no action to step with")
-        return self._filler
+    def _fill_up(self, lanes: list[int], playing: list[int], actions: Rows | None) -> Rows:
+        """Pick the actions of ``lanes``; one that does not play gets any that the space admits."""
+        sources = (
+            {} if actions is None else {lane: (actions, row) for row, lane in enumerate(playing)}
+        )
+        filler = self._filler
+        if filler is None:
+            # Nothing is stepped before a lane has acted.
+            raise StateError("no lane has acted yet, so there is no action to step with")
+        return gather([sources.get(lane, filler) for lane in lanes])
 
     def _step_ids(self, lanes: list[int]) -> list[str]:
         book = self._book
@@ -357,6 +358,7 @@ class RunLoop:
             self._emit_step(playing, actions, rewards, terminations, truncations)
         if not (terminations.any() or truncations.any() or LaneState.ROLLING in book.states):
             return
+        self._is_tidy = False
         for (part, lanes, ids), reply in answers:
             for row, lane in enumerate(lanes):
                 if book.states[lane] is LaneState.ROLLING:
@@ -427,6 +429,9 @@ class RunLoop:
     def _evict(self) -> None:
         for call in self._evictions.due():
             self._waiter.wait(call, self._spec.limits.model_predict_timeout)
+        if self._is_tidy:
+            return
+        self._is_tidy = True
         current = {
             self._book.table.episode_ids[lane] for lane in self._book.lanes_in(LaneState.PLAYING)
         }
@@ -483,6 +488,6 @@ def _spread(
 
 def _waited(began: float, calls: Sequence[Call[Any]]) -> float:
     """Return the seconds that calls sent at ``began`` took; converting for local ends is ours."""
-    if all(isinstance(call, CompletedCall) for call in calls):
+    if isinstance(calls[0], CompletedCall):
         return sum(call.timing.rpc_ns for call in calls) / 1e9
     return time.perf_counter() - began

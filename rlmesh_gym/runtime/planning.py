@@ -29,12 +29,14 @@ class LaneReplay:
 
     def __init__(self, num_lanes: int, horizon: int) -> None:
         self._horizon = horizon
-        self._frames: list[tuple[list[Rows], int]] = [([], 0)] * num_lanes
-        self._cursors = [0] * num_lanes
+        # Per lane: the batches of its chunk that are left, next one last, and its row in them.
+        self._frames: list[list[Rows]] = [[] for _ in range(num_lanes)]
+        self._rows = [0] * num_lanes
 
-    def is_empty(self, lane: int) -> bool:
-        """Whether the lane has no frame left."""
-        return self._cursors[lane] >= len(self._frames[lane][0])
+    def empty_among(self, lanes: Sequence[int]) -> list[int]:
+        """Return those of the lanes that have no frame left."""
+        frames = self._frames
+        return [lane for lane in lanes if not frames[lane]]
 
     def load(self, lanes: Sequence[int], frames: list[Rows], *, endpoint: str) -> list[Rows]:
         """Give lanes a new chunk each, in place of what they had.
@@ -57,22 +59,20 @@ class LaneReplay:
                 operation="predict",
             )
         kept = frames[: self._horizon]
+        reversed_frames = kept[::-1]
         for row, lane in enumerate(lanes):
-            self._frames[lane] = kept, row
-            self._cursors[lane] = 0
+            self._frames[lane] = reversed_frames.copy()
+            self._rows[lane] = row
         return kept
 
-    def pop(self, lane: int) -> tuple[Rows, int]:
-        """Take the lane's next frame, as a batch and the lane's row in it."""
-        frames, row = self._frames[lane]
-        cursor = self._cursors[lane]
-        self._cursors[lane] = cursor + 1
-        return frames[cursor], row
+    def take(self, lanes: Sequence[int]) -> Rows:
+        """Take the next frame of some lanes, each of which has one left; at least one lane."""
+        frames, rows = self._frames, self._rows
+        return gather([(frames[lane].pop(), rows[lane]) for lane in lanes])
 
     def drop(self, lane: int) -> None:
         """Forget what the lane has left, since its episode is over."""
-        self._frames[lane] = [], 0
-        self._cursors[lane] = 0
+        self._frames[lane].clear()
 
 
 class LaneHistory:

@@ -7,7 +7,7 @@ neither side needs to know whether the other one is remote.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +38,7 @@ Episode = tuple[str, "int | None"]
 """Id and seed of one row's episode."""
 
 
-@dataclass(frozen=True)
-class ResetReply:
+class ResetReply(NamedTuple):
     """What a reset answered.
 
     Attributes:
@@ -49,8 +48,7 @@ class ResetReply:
     observations: Rows
 
 
-@dataclass(frozen=True)
-class StepReply:
+class StepReply(NamedTuple):
     """What a step answered, one row per lane that was stepped, in the order asked for.
 
     Attributes:
@@ -82,8 +80,7 @@ class ModelNeeds:
     wants_history: bool = False
 
 
-@dataclass(frozen=True)
-class HistoryRows:
+class HistoryRows(NamedTuple):
     """Observations of one replayed step, for the episodes that replayed it.
 
     Attributes:

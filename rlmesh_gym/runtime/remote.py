@@ -42,19 +42,6 @@ _LIMIT_NAMES = {
     "predict": "model_predict_timeout",
     "resolve_adapter": "model_resolve_timeout",
 }
-_PHASES = ("queue_ns", "decode_ns", "user_ns", "encode_ns")
-_TIMING_FIELDS = {
-    env_pb2.JoinResponse: (
-        ("endpoint_ns", "endpoint_total_ns"),
-        ("lane_skew_ns", "lane_skew_ns"),
-        *zip(_PHASES, _PHASES, strict=True),
-    ),
-    model_pb2.JoinResponse: (
-        ("endpoint_ns", "endpoint_total_ns"),
-        ("adapter_ns", "adapter_ns"),
-        *zip(_PHASES, _PHASES, strict=True),
-    ),
-}
 
 
 class RemoteCall(Generic[T]):
@@ -107,20 +94,23 @@ class RemoteCall(Generic[T]):
     def timing(self) -> CallTiming:
         """The endpoint's own timings beside what was measured here."""
         pending = self._pending
-        timing = CallTiming(
-            pending.elapsed_ns,
-            request_bytes=pending.request_bytes,
-            response_bytes=pending.response_bytes,
-        )
         response = pending.response
         if response is None:
-            return timing
-        phases = {
-            name: getattr(response, field)
-            for name, field in _TIMING_FIELDS[type(response)]
-            if response.HasField(field)
-        }
-        return timing._replace(**phases)
+            return CallTiming(pending.elapsed_ns, request_bytes=pending.request_bytes)
+        is_env = isinstance(response, env_pb2.JoinResponse)
+        # Nothing takes no time at all: a zero is a field that was not sent.
+        return CallTiming(
+            pending.elapsed_ns,
+            response.endpoint_total_ns or None,
+            response.queue_ns or None,
+            response.decode_ns or None,
+            response.user_ns or None,
+            response.encode_ns or None,
+            (response.lane_skew_ns or None) if is_env else None,
+            None if is_env else (response.adapter_ns or None),
+            pending.request_bytes,
+            pending.response_bytes,
+        )
 
 
 class RemoteRuntimeEnv:

@@ -265,7 +265,7 @@ def gather(sources: Sequence[tuple[Rows, int]]) -> Rows:
         sources: Batch and row number of each wanted row; at least one.
     """
     first = sources[0][0]
-    if all(rows is first for rows, _ in sources):
+    if len({id(rows) for rows, _ in sources}) == 1:
         return first.take([row for _, row in sources])
     runs: list[tuple[Rows, list[int]]] = []
     for rows, row in sources:
