@@ -68,6 +68,16 @@ class EmbeddedServer:
         """Whether the child runs."""
         return self._child is not None and self._child.process.poll() is None
 
+    def has_ended(self, timeout: float = _EXIT_SECONDS) -> bool:
+        """Whether there is no child any more; one that is about to end gets ``timeout`` seconds."""
+        if self._child is None:
+            return True
+        try:
+            self._child.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     @property
     def pid(self) -> int | None:
         """The child's process id, None without a child."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.env.embedded import EmbeddedServer
-from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.errors import ConfigurationError, UnavailableError
 from rlmesh_gym.rpc import EnvSession, Timeouts, TLSConfig, parse_address, resolve_token
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class EmbeddedSource:
     def __init__(self, config: Mapping[str, Any], options: ConnectionOptions) -> None:
         self.server = EmbeddedServer(config)
         self._options = options
+        self._has_served = False
 
     @property
     def label(self) -> str:
@@ -130,10 +131,21 @@ class EmbeddedSource:
 
     def open(self) -> EnvSession:
         """Connect to the child; a dead one is started anew."""
-        address = self.server.address()
-        return EnvSession.open(
-            address, token=self._options.token or "", timeouts=self._options.timeouts
+        try:
+            return self._connect()
+        except UnavailableError:
+            # A killed process may answer no more and still count as alive for a moment.
+            if not self._has_served or not self.server.has_ended():
+                raise
+        return self._connect()
+
+    def _connect(self) -> EnvSession:
+        options = self._options
+        session = EnvSession.open(
+            self.server.address(), token=options.token or "", timeouts=options.timeouts
         )
+        self._has_served = True
+        return session
 
     def close(self, timeout: float | None) -> None:
         """End the child."""

@@ -64,11 +64,13 @@ def test_wrong_seeds(seed: Any, error: type[Exception], match: str) -> None:
 def test_wrong_masks_as_in_gymnasium(mask: Any, error: type[Exception]) -> None:
     reference = SyncVectorEnv([CountingEnv] * 3)
     reference.reset()
-    with pytest.raises(error) as expected:
+    # Older versions of Gymnasium assert.
+    with pytest.raises((error, AssertionError)) as expected:
         reference.reset(options={"reset_mask": mask})
     with pytest.raises(error) as got:
         split_options({"reset_mask": mask}, 3)
-    assert str(got.value) == str(expected.value)
+    if isinstance(expected.value, error):
+        assert str(got.value) == str(expected.value)
 
 
 def test_options_are_left_alone() -> None:
