@@ -8,6 +8,7 @@ from rlmesh_gym.runtime.evaluation import run
 from rlmesh_gym.runtime.hooks import CompositeHooks, RuntimeHooks
 from rlmesh_gym.runtime.jsonl import JsonLinesRecorder
 from rlmesh_gym.runtime.local import LocalRuntimeEnv, LocalRuntimeModel
+from rlmesh_gym.runtime.otel import OpenTelemetryHooks
 from rlmesh_gym.runtime.progress import ProgressBar
 from rlmesh_gym.runtime.protocols import RuntimeEnv, RuntimeModel
 from rlmesh_gym.runtime.remote import RemoteRuntimeEnv, RemoteRuntimeModel
@@ -30,6 +31,7 @@ __all__ = [
     "JsonLinesRecorder",
     "LocalRuntimeEnv",
     "LocalRuntimeModel",
+    "OpenTelemetryHooks",
     "ProgressBar",
     "RemoteRuntimeEnv",
     "RemoteRuntimeModel",

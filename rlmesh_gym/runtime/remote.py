@@ -351,7 +351,8 @@ class RemoteRuntimeModel:
         session = self.session
         self._route = route
         if self._is_owner:
-            session.session_id = session_id
+            # Unique, since a server may drop all adapters of a session together.
+            session.session_id = f"{session_id}/{route}"
         self._action_format = env.action_format
         pending = session.resolve_adapter(
             route,
