@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlmesh_gym.env.resets import reset_lanes, reset_whole
 from rlmesh_gym.errors import (
     ConfigurationError,
+    DeadlineError,
     EnvError,
     Error,
     ProtocolError,
@@ -127,7 +128,8 @@ class Recovery:
                     endpoint, range(endpoint.num_envs), batch, seeds, options
                 )
                 return sorted(by_index.items())
-            except UnavailableError as error:
+            except (UnavailableError, DeadlineError) as error:
+                # A deadline here is one of connecting; answers are waited for elsewhere.
                 endpoint.is_lost = True
                 refused = isinstance(error, SessionRefusedError)
                 patience = self._slot_patience if refused else self._patience
@@ -155,7 +157,10 @@ class Recovery:
                 f"{expected.num_envs} lanes of {expected.env_id}, {expected.autoreset_mode.value}; "
                 f"got {got.num_envs} of {got.env_id}, {got.autoreset_mode.value}"
             )
-        if session.has_partial_reset != old.has_partial_reset:
+        if (session.has_partial_reset, session.has_lane_operations) != (
+            old.has_partial_reset,
+            old.has_lane_operations,
+        ):
             session.close()
             raise ProtocolError(
                 "came back with other capabilities", endpoint=source.label, operation="handshake"
