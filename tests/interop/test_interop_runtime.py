@@ -81,12 +81,19 @@ def lanes(count: int) -> Iterator[str]:
         yield peer.address
 
 
-@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("count", "cases"),
+    [
+        (1, (("predict", 1), ("chunk", CHUNK))),
+        (3, (("chunk", 1), ("native_chunk", 2))),
+        (8, (("predict", 1), ("chunk", CHUNK), ("native_chunk", 2))),
+    ],
+)
 def test_released_lanes_with_released_models_chunked_and_not(
-    models: dict[str, Peer], count: int
+    models: dict[str, Peer], count: int, cases: tuple[tuple[str, int], ...]
 ) -> None:
     with lanes(count) as address:
-        for kind, horizon in (("predict", 1), ("chunk", 1), ("chunk", CHUNK), ("native_chunk", 2)):
+        for kind, horizon in cases:
             report = run(
                 address, models[kind].address, episode_seeds=SEEDS, execution_horizon=horizon
             )
@@ -190,7 +197,7 @@ def test_a_released_model_with_history_and_chunks() -> None:
         env_endpoint("single", "tests.tagged_env:TaggedEnv") as single,
         model_endpoint("stacked") as model,
     ):
-        for horizon in (1, 2, CHUNK):
+        for horizon in (1, CHUNK):
             report = run(env.address, model.address, episodes=4, execution_horizon=horizon, seed=5)
             alone = [
                 run(
