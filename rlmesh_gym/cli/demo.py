@@ -116,12 +116,12 @@ def _train(envs: Any, learner: PPO, seed: int, updates: int, began: float) -> in
 
 
 def _evaluate(envs: Any, learner: PPO, seed: int) -> float:
-    """Mean return of each lane's first episode under the best actions."""
+    """Mean return of each lane's first episode; the actions are sampled, as in training."""
     observations, _ = envs.reset(seed=seed)
     returns = np.zeros(_NUM_ENVS)
     running = np.ones(_NUM_ENVS, dtype=np.bool_)
     while running.any():
-        actions = learner.best(observations / _SCALE)
+        actions, _, _ = learner.act(observations / _SCALE)
         observations, rewards, terminations, truncations, _ = envs.step(actions)
         returns += rewards * running
         running &= ~(terminations | truncations)

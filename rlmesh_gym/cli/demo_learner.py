@@ -107,8 +107,9 @@ class PPO:
         rate: Adam's step size at the beginning.
     """
 
-    gamma = 0.98
-    gae_lambda = 0.9
+    gamma = 0.99
+    gae_lambda = 0.95
+    reward_scale = 0.1  # Keeps the critic's targets, up to 1 / (1 - gamma) rewards, within reach.
     clip = 0.2
     epochs = 6
     minibatch = 128
@@ -128,11 +129,6 @@ class PPO:
         actions = np.argmax(logits + self._rng.gumbel(size=logits.shape), axis=1)
         chosen = _log_softmax(logits)[np.arange(actions.size), actions]
         return actions.astype(np.int64), chosen, self.value(observations)
-
-    def best(self, observations: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The most probable action of each row."""
-        actions: NDArray[np.int64] = np.argmax(self._actor.forward(observations)[0], axis=1)
-        return actions.astype(np.int64)
 
     def value(self, observations: NDArray[np.float64]) -> NDArray[np.float64]:
         """The critic's value of each row."""
@@ -195,7 +191,8 @@ class PPO:
             # Under NEXT_STEP the observation after a truncated step is the real last one, so its
             # value stands in for the rewards that the time limit cut off.
             goes_on = ~rollout.terminations[step]
-            error = rollout.rewards[step] + self.gamma * values[step + 1] * goes_on - values[step]
+            reward = self.reward_scale * rollout.rewards[step]
+            error = reward + self.gamma * values[step + 1] * goes_on - values[step]
             same = goes_on & ~rollout.truncations[step]
             decay = self.gamma * self.gae_lambda * same
             advantages[step] = error + decay * advantages[step + 1]
