@@ -122,6 +122,7 @@ class ModelAdapter:
         if not self.session.is_streaming:  # Behind a new stream may be another server.
             self.grouping = RowGrouping.UNKNOWN
             self._rows_were_refused = False
+            self._evictions.recall()
         try:
             pending = self.session.resolve_adapter(
                 self.env_id,
@@ -139,7 +140,6 @@ class ModelAdapter:
         elif self.history is None:
             self.history = ObservationHistory(self._num_envs)
         self._is_resolved = True
-        self._evictions.resend()
 
     def plan(
         self, lanes: NDArray[np.intp], observations: Leaves, bounds: Boundaries, step: int
@@ -161,6 +161,7 @@ class ModelAdapter:
         self._evictions.collect()
         ids = [bounds.episode_ids[lane] for lane in lanes]
         self.resolve(ids)
+        self._evictions.resend()
         whole = np.arange(len(lanes))
         apart = self.grouping in (RowGrouping.PROBING, RowGrouping.APART) and len(lanes) > 1
         groups = np.split(whole, len(whole)) if apart else [whole]
@@ -175,16 +176,18 @@ class ModelAdapter:
         except RemoteError as error:
             self._explain(error, ids)
             self._note_failure(error)
+            if self.history is not None:  # Some of the rows may have gone out.
+                self._evictions.forget(ids)
             raise
         self._stats.milliseconds["encode"] += 1e3 * (time.perf_counter() - begun)
         self._stats.calls += len(requests)
         self._stats.rows += len(lanes)
         undo = None if self.history is None else self.history.deliver(lanes, step)
 
-        def fail(plan: Plan, error: BaseException | None) -> None:
+        def fail(plan: Plan, rows: NDArray[np.intp], error: BaseException | None) -> None:
             if self.history is not None and undo is not None:
-                self.history.restore(lanes, undo)
-                self._evictions.forget(plan.episode_ids)
+                self.history.restore(lanes[rows], undo[rows])
+                self._evictions.forget([plan.episode_ids[row] for row in rows])
             self._note_failure(error)
 
         return Plan(

@@ -60,8 +60,15 @@ class EpisodeEvictions:
         if known:
             self._send(known)
 
+    def recall(self) -> None:
+        """Take back what a broken connection may not have carried."""
+        self.collect()
+        for episode_ids, _ in self._pending:
+            self._unsent.extend(episode_ids)
+        self._pending.clear()
+
     def resend(self) -> None:
-        """Send what a broken connection has kept back; the model has just been set up again."""
+        """Send what was kept back; the model is set up."""
         unsent, self._unsent = self._unsent, []
         if unsent:
             self._send(unsent)

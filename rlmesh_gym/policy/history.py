@@ -70,23 +70,19 @@ class ObservationHistory:
                 found.append((at, owing, [leaf[owing] for leaf in leaves]))
         return found
 
-    def deliver(
-        self, lanes: NDArray[np.intp], step: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def deliver(self, lanes: NDArray[np.intp], step: int) -> NDArray[np.int64]:
         """Count lanes as handed over up to ``step``.
 
         Returns:
-            What :meth:`restore` needs to take this back.
+            What :meth:`restore` needs to take this back, a row for each lane.
         """
-        before = (self._delivered[lanes].copy(), self._begun[lanes].copy())
+        before = np.stack([self._delivered[lanes], self._begun[lanes]], axis=1)
         self._delivered[lanes] = step
         return before
 
-    def restore(
-        self, lanes: NDArray[np.intp], before: tuple[NDArray[np.int64], NDArray[np.int64]]
-    ) -> None:
+    def restore(self, lanes: NDArray[np.intp], before: NDArray[np.int64]) -> None:
         """Take back a :meth:`deliver` whose request failed, but for episodes that are over."""
-        delivered, begun = before
+        delivered, begun = before.T
         same = self._begun[lanes] == begun
         self._delivered[lanes[same]] = delivered[same]
 

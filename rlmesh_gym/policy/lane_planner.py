@@ -162,8 +162,10 @@ class LanePlanner:
         planned[plan.lanes] = True
 
     def _due(self, bounds: Boundaries) -> NDArray[np.bool_]:
-        ages = self._step - self._plan_steps
-        return self._schedule.due(bounds.active, self._replay.remaining, ages)
+        return self._schedule.due(bounds.active, self._replay.remaining, self._ages())
+
+    def _ages(self) -> NDArray[np.int64]:
+        return self._step - self._plan_steps
 
     def _ask(
         self, observations: Leaves, bounds: Boundaries, barred: NDArray[np.bool_]
@@ -171,7 +173,7 @@ class LanePlanner:
         due = self._due(bounds) & ~barred
         if not due.any():
             return None
-        due |= self._schedule.along(bounds.active, self._replay.remaining) & ~barred
+        due |= ~barred & self._schedule.along(bounds.active, self._replay.remaining, self._ages())
         return self._adapter.plan(np.flatnonzero(due), observations, bounds, self._step)
 
     def _load(self, plan: Plan) -> None:
@@ -201,7 +203,7 @@ class LanePlanner:
         lanes = self._schedule.ahead(
             bounds.active & ~self._ahead.lanes(),
             self._replay.remaining,
-            self._step - self._plan_steps,
+            self._ages(),
             self._delay.frames(self._schedule.horizon),
         )
         if not lanes.any():

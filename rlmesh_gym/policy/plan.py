@@ -94,7 +94,8 @@ class Plan:
         deadline: When the answers must be there, by ``time.monotonic()``; None for never.
         stats: Takes the times.
         explain: Names endpoint, env and episodes in an error.
-        on_failure: Called once if the plan fails or is given up.
+        on_failure: Called with the plan, positions in ``lanes`` and the error, if any, for rows
+            that fail or are given up; once for every row at most.
 
     Attributes:
         lanes: The lanes.
@@ -114,7 +115,7 @@ class Plan:
         deadline: float | None,
         stats: PolicyStats,
         explain: Callable[[RemoteError, Sequence[str]], None],
-        on_failure: Callable[[Plan, BaseException | None], None],
+        on_failure: Callable[[Plan, NDArray[np.intp], BaseException | None], None],
     ) -> None:
         self.lanes = lanes
         self.episode_ids = tuple(episode_ids)
@@ -126,6 +127,7 @@ class Plan:
         self._stats = stats
         self._explain = explain
         self._on_failure = on_failure
+        self._is_wanted = np.ones(len(lanes), np.bool_)
         self._chunk: tuple[list[NDArray[Any]], NDArray[np.intp]] | None = None
 
     @property
@@ -158,9 +160,20 @@ class Plan:
             self._chunk = self._join(answers)
         return self._chunk
 
-    def give_up(self, error: BaseException | None = None) -> None:
-        """Let the answers go unread."""
-        self._on_failure(self, error)
+    def give_up(
+        self, error: BaseException | None = None, rows: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Let answers go unread; nothing changes where :meth:`chunk` has returned.
+
+        Args:
+            error: What was wrong with them, if anything.
+            rows: Mask of the rows, ``(k,)``; None for all.
+        """
+        if self._chunk is not None:
+            return
+        given_up = self._is_wanted if rows is None else self._is_wanted & rows
+        self._is_wanted = self._is_wanted & ~given_up
+        self._on_failure(self, np.flatnonzero(given_up), error)
 
     def _read(
         self, rows: NDArray[np.intp], pending: Pending[interaction_pb2.PredictResponse]

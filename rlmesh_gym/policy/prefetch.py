@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
 
     from numpy.typing import NDArray
 
@@ -49,6 +49,7 @@ class PrefetchedPlans:
         for plan, is_open in self._plans:
             useless = is_open & lanes[plan.lanes]
             dropped += int(useless.sum())
+            plan.give_up(rows=useless)
             is_open &= ~useless  # noqa: PLW2901 - changed in place
         self._plans = [entry for entry in self._plans if entry[1].any()]
         return dropped
@@ -86,9 +87,3 @@ class PrefetchedPlans:
             is_open[rows] = False
             if is_open.any():
                 self._plans.append(entry)
-
-    def clear(self) -> Sequence[Plan]:
-        """Give up everything; return the plans that were there."""
-        plans = [plan for plan, _ in self._plans]
-        self._plans = []
-        return plans

@@ -73,9 +73,9 @@ class RemotePolicy:
     lost connection this is found out anew.
 
     **Observation history.** When the endpoint asks for it, the observations of replayed steps go
-    out with the lane's next request, with consecutive steps. After a request that failed the model
-    is told to forget its episodes, and the rows owed are sent once more, so what it stacks never
-    has a gap; frames older than the last good answer are lost to it.
+    out with the lane's next request, with consecutive steps. After a request that failed, or was
+    given up on its way, the model is told to forget its episodes, and the rows owed are sent once
+    more, so what it stacks never has a gap; frames older than the last good answer are lost to it.
 
     **Ends.** Ended episodes are evicted without waiting; if the model refuses, a later step gives a
     warning. :meth:`close` evicts what is left and releases the adapter.

@@ -93,9 +93,21 @@ class PlanSchedule:
             due |= active & (ages >= self.replan_interval)
         return due
 
-    def along(self, active: NDArray[np.bool_], remaining: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Give the lanes that go along with a request that goes out anyway, mask ``(n,)``."""
-        return active & (remaining <= self.coalesce)
+    def along(
+        self, active: NDArray[np.bool_], remaining: NDArray[np.intp], ages: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Give the lanes that go along with a request that goes out anyway.
+
+        Args:
+            active: Running lanes, bool ``(n,)``.
+            remaining: Frames left, ``(n,)``.
+            ages: As for :meth:`due`. A lane planned from this very observation, age 0, stays: that
+                is one whose neighbours' request failed, so that the step is tried again.
+
+        Returns:
+            Mask ``(n,)``.
+        """
+        return active & (remaining <= self.coalesce) & (ages > 0)
 
     def ahead(
         self,

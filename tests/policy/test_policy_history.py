@@ -181,3 +181,26 @@ def test_a_server_started_again_gets_a_fresh_history(socket_dir: Any) -> None:
                 observations, _, _ = lanes.step()
             for rows in model.seen.values():
                 assert [row[2] for _, row in rows] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("fails", [0, 1], ids=["answered", "failed"])
+def test_a_plan_given_up_on_its_way_leaves_no_gap(fails: int) -> None:
+    """Nobody reads whether the model took the rows in, so it starts over with what it is owed."""
+    model = StackingModel()
+    lanes = ScriptedLanes(lambda: 1000, AutoresetMode.SAME_STEP, chunk=4, num_envs=1)
+    observations = lanes.reset()
+    with (
+        ModelServer(model) as server,
+        RemotePolicy(server.address, lanes, execution_horizon=4, prefetch=True) as policy,
+    ):
+        for step in range(3):
+            model.fails = fails if step == 2 else 0
+            policy(observations)
+            observations, _, _ = lanes.step()
+        assert policy.stats.prefetch_calls == 1
+        policy.reset(0)
+        check_origin(lanes, policy(observations))
+        last = model.calls[-1]
+        assert [frame.step for frame in last.history] == [1, 2]
+        assert last.step == 3
+        assert model.ended == list(last.episode_ids)

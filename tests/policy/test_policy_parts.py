@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from gymnasium.vector import AutoresetMode
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy.delay import DelayEstimate
 from rlmesh_gym.policy.episodes import LocalEpisodes, TrackedEpisodes
+from rlmesh_gym.policy.evictions import EpisodeEvictions
 from rlmesh_gym.policy.history import ObservationHistory
 from rlmesh_gym.policy.prefetch import PrefetchedPlans
 from rlmesh_gym.policy.schedule import PlanSchedule
+from rlmesh_gym.policy.stats import PolicyStats
 from tests.policy.served_models import ScriptedLanes
 
 NO = [False, False]
@@ -135,7 +138,11 @@ def test_a_schedule_by_its_rules() -> None:
     ages = np.array([8, 6, 3, 9])
     plain = PlanSchedule(8, coalesce=2)
     assert plain.due(active, remaining, ages).tolist() == [True, False, False, False]
-    assert plain.along(active, remaining).tolist() == [True, True, False, False]
+    assert plain.along(active, remaining, ages).tolist() == [True, True, False, False]
+    # The step is tried again: what was planned from this very observation is still there.
+    ages[1] = 0
+    assert plain.along(active, remaining, ages).tolist() == [True, False, False, False]
+    ages[1] = 6
     often = PlanSchedule(8, replan_interval=6)
     assert often.due(active, remaining, ages).tolist() == [True, True, False, False]
     ahead = PlanSchedule(8, coalesce=3, prefetch=True)
@@ -215,9 +222,13 @@ class FakePlan:
     def __init__(self, *lanes: int) -> None:
         self.lanes = np.array(lanes)
         self.is_done = False
+        self.given_up: list[int] = []
 
     def done(self) -> bool:
         return self.is_done
+
+    def give_up(self, *, rows: Any) -> None:
+        self.given_up += self.lanes[rows].tolist()
 
 
 def test_prefetched_rows_are_taken_when_due_and_never_twice() -> None:
@@ -242,6 +253,7 @@ def test_rows_of_ended_episodes_are_dropped() -> None:
     assert plans.drop_lanes(np.array([True, True, False])) == 0
     assert plans.lanes().tolist() == [False, False, True]
     assert plans.drop_lanes(np.array([False, False, True])) == 1
+    assert plan.given_up == [0, 2]
     assert len(plans) == 0
 
 
@@ -253,3 +265,25 @@ def test_a_plan_that_fails_is_dropped_with_its_rows() -> None:
     next(taken)
     taken.close()
     assert len(plans) == 0
+
+
+def test_ends_that_a_broken_connection_has_swallowed_are_sent_again() -> None:
+    class Silent:
+        def done(self) -> bool:
+            return False
+
+    sent: list[list[str]] = []
+
+    def reset_adapter(env_id: str, episode_ids: list[str]) -> Silent:
+        sent.append([env_id, *episode_ids])
+        return Silent()
+
+    session: Any = SimpleNamespace(is_streaming=True, reset_adapter=reset_adapter)
+    evictions = EpisodeEvictions(session, "env", PolicyStats())
+    evictions.note_asked(["a", "b"])
+    evictions.end(["a", "c"])
+    assert sent == [["env", "a"]]
+    evictions.recall()
+    evictions.resend()
+    evictions.resend()
+    assert sent == [["env", "a"], ["env", "a"]]
