@@ -153,6 +153,34 @@ def test_every_session_has_its_own_env_where_there_may_be_several() -> None:
     assert [env.close_calls for env in built] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_vanished_clients_own_env_is_closed_after_its_step(lanes: int) -> None:
+    built: list[BlockingEnv] = []
+    closed = threading.Event()
+
+    class Closing(BlockingEnv):
+        def close(self) -> None:
+            assert not self.in_step
+            closed.set()
+
+    def build() -> Any:
+        built.extend(Closing() for _ in range(lanes))
+        return built[-lanes:]
+
+    with serving_raw(build, max_sessions=2) as client:
+        join = client.open()
+        join.reset()
+        join.send_step([1], lanes=[0])
+        assert built[0].entered.wait(10)
+        join.cancel()
+        # Another client is served meanwhile, and leaves.
+        other = client.open()
+        other.reset()
+        assert not closed.is_set()
+        built[0].release.set()
+        assert closed.wait(10)
+
+
 def test_an_env_that_differs_from_the_first_is_not_served() -> None:
     lengths = iter([CountingEnv(), AllSpacesEnv()])
     with serving_raw(lambda: next(lengths), max_sessions=2) as client:
