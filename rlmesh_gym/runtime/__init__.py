@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from rlmesh_gym.runtime.calls import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
+from rlmesh_gym.runtime.episode_recorder import EpisodeRecorder
 from rlmesh_gym.runtime.evaluation import run
 from rlmesh_gym.runtime.hooks import CompositeHooks, RuntimeHooks
 from rlmesh_gym.runtime.jsonl import JsonLinesRecorder
 from rlmesh_gym.runtime.local import LocalRuntimeEnv, LocalRuntimeModel
 from rlmesh_gym.runtime.otel import OpenTelemetryHooks
 from rlmesh_gym.runtime.progress import ProgressBar
+from rlmesh_gym.runtime.prometheus import prometheus_text
 from rlmesh_gym.runtime.protocols import RuntimeEnv, RuntimeModel
+from rlmesh_gym.runtime.records import EpisodeJournal, read_episodes
 from rlmesh_gym.runtime.remote import RemoteRuntimeEnv, RemoteRuntimeModel
 from rlmesh_gym.runtime.report import (
     Bottleneck,
@@ -19,7 +22,9 @@ from rlmesh_gym.runtime.report import (
     TelemetryRow,
     TelemetrySnapshot,
 )
+from rlmesh_gym.runtime.report_files import read_report, write_report
 from rlmesh_gym.runtime.seeds import derive_seed, derive_seeds
+from rlmesh_gym.runtime.shards import merge_episodes
 from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
 from rlmesh_gym.runtime.video import VideoRecorder
 
@@ -27,6 +32,8 @@ __all__ = [
     "Bottleneck",
     "Cancellation",
     "CompositeHooks",
+    "EpisodeJournal",
+    "EpisodeRecorder",
     "EpisodeSummary",
     "JsonLinesRecorder",
     "LocalRuntimeEnv",
@@ -47,5 +54,10 @@ __all__ = [
     "VideoRecorder",
     "derive_seed",
     "derive_seeds",
+    "merge_episodes",
+    "prometheus_text",
+    "read_episodes",
+    "read_report",
     "run",
+    "write_report",
 ]
