@@ -91,7 +91,9 @@ def _row(place: int, episode: EpisodeSummary) -> list[Any]:
     ]
 
 
-def _short(value: float) -> float | str:
+def _short(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
     return float(f"{value:.{_SIGNIFICANT}g}") if math.isfinite(value) else format_number(value)
 
 

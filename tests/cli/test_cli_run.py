@@ -16,6 +16,7 @@ from rlmesh_gym.runtime.records import EpisodeJournal, read_episodes
 from rlmesh_gym.runtime.report_files import read_report
 from tests.cli.conftest import Outcome, address_of, started
 from tests.fake_envs import BlockingEnv, CountingEnv, FailingEnv
+from tests.peers import env_endpoint, model_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -441,3 +442,30 @@ def test_what_is_kept_of_a_plan(
     assert report is not None
     assert report.execution_horizon == 2
     assert {episode.length for episode in report.episodes} == {6}
+
+
+@pytest.mark.interop
+def test_with_the_released_package_on_both_sides(
+    program: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    run = ("run", "--episodes", 4, "--seed", 5, "--horizon", 2)
+    with (
+        model_endpoint("chunk_and_batch") as model,
+        env_endpoint("lanes", num_envs=2) as lanes,
+        env_endpoint("single") as single,
+        env_endpoint("next_step", num_envs=2) as vector,
+    ):
+        for name, env in (("a", lanes), ("b", single)):
+            done = program(
+                *run, "--env", env.address, "--model", model.address, "--report", tmp_path / name
+            )
+            assert done.code == 0, done.err
+        # The episodes are the same on two lanes and on one, for each has its own seed.
+        assert outcomes(tmp_path / "a") == outcomes(tmp_path / "b")
+        done = program(
+            *run, "--env", vector.address, "--model", model.address, "--report", tmp_path / "c"
+        )
+    # That vector resets itself and nobody else can reset its lanes.
+    assert done.code == 0, done.err
+    assert "only each lane's first episode is seeded" in done.err
+    assert len(read_episodes(tmp_path / "c").rows) == 4

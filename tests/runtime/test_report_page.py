@@ -233,7 +233,7 @@ def test_infinite_and_missing_returns() -> None:
     page = Page(html_report(dataclasses.replace(report, episodes=episodes)))
     assert "3 returns that are not finite" in page.text
     assert "success rate" not in page.text
-    assert [row[3] for row in embedded_rows(page)] == ["—", "∞", "-∞", 1.5]
+    assert [row[3] for row in embedded_rows(page)] == [None, "∞", "-∞", 1.5]
     none_left = tuple(dataclasses.replace(e, episode_return=math.nan) for e in episodes)
     Page(html_report(dataclasses.replace(report, episodes=none_left)))
 

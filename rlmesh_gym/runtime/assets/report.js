@@ -22,13 +22,15 @@
     if (value === null) return "—";
     return kind === "number" && typeof value === "number" ? grouped.format(value) : String(value);
   };
+  // JSON has no infinities; they come as the text that is shown.
+  const finite = (value) => ({ "∞": Number.MAX_VALUE, "-∞": -Number.MAX_VALUE })[value] ?? value;
   const compare = (kind) => (left, right) => {
     if (left === null || right === null) return (left === null) - (right === null);
     if (kind === "seed") {
       const [a, b] = [BigInt(left), BigInt(right)];
       return a < b ? -1 : Number(a > b);
     }
-    if (kind === "number") return Number(left) - Number(right);
+    if (kind === "number") return Math.sign(finite(left) - finite(right));
     return left < right ? -1 : Number(left > right);
   };
 
