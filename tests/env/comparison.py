@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
@@ -50,16 +51,21 @@ def assert_equal(got: Any, expected: Any, where: str) -> None:
 
 
 def assert_fresh(result: Any, earlier: list[Any]) -> None:
-    """Check that every array is writable, contiguous and aliases nothing returned before."""
+    """Check that every array is writable, contiguous and aliases no other, old ones included."""
     arrays: list[np.ndarray] = []
     _collect(result, arrays)
+    arrays = [array for array in arrays if array.dtype != object]
     for array in arrays:
-        if array.dtype == object:
-            continue
         assert array.flags.writeable
         assert array.flags.c_contiguous
-        assert not any(np.shares_memory(array, other) for other in earlier if other is not array)
-    earlier[:] = [array for array in arrays if array.dtype != object]
+    spans = sorted(
+        (array.__array_interface__["data"][0], array.nbytes)
+        for array in {id(array): array for array in [*arrays, *earlier]}.values()
+        if array.nbytes
+    )
+    for (start, size), (following, _) in pairwise(spans):
+        assert start + size <= following, "two arrays share memory"
+    earlier[:] = arrays
 
 
 def _collect(value: Any, arrays: list[np.ndarray]) -> None:
