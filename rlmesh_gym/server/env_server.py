@@ -95,7 +95,7 @@ class EnvServer:
     def __init__(
         self,
         env: AnyEnv | Callable[[], AnyEnv],
-        address: str | None = None,
+        address: str | None = "127.0.0.1:0",
         *,
         max_sessions: int = 1,
         token: str | None = None,
