@@ -225,6 +225,15 @@ class LaneTable:
             begun.append(episode_id)
         return begun
 
+    def count(
+        self,
+        lanes: npt.NDArray[Any] | Sequence[int] | slice,
+        rewards: npt.NDArray[np.float64],
+    ) -> None:
+        """Count one step in which no episode ended; see ``advance``."""
+        self.lengths[lanes] += 1
+        self.returns[lanes] += rewards
+
     def advance(
         self,
         lanes: npt.NDArray[Any] | Sequence[int] | slice | None,

@@ -102,3 +102,12 @@ def test_record_and_log() -> None:
 )
 def test_success(info: dict[str, object], expected: bool | None) -> None:
     assert success_of(info) is expected
+
+
+def test_count_is_a_step_without_an_end() -> None:
+    table = LaneTable(3)
+    table.begin(range(3))
+    table.count(slice(1, 3), np.array([1.0, 2.0]))
+    assert table.lengths.tolist() == [0, 1, 1]
+    assert table.returns.tolist() == [0.0, 1.0, 2.0]
+    assert LanePhase.ENDED not in table.phases

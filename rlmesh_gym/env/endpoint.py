@@ -16,7 +16,7 @@ from rlmesh_gym.env.conformance import ConformanceLog
 from rlmesh_gym.env.infos import read_infos as read_wire_infos
 from rlmesh_gym.env.last_observation import LastObservation
 from rlmesh_gym.errors import ProtocolError, ResetNeededError, UnavailableError
-from rlmesh_gym.lanes import mint_episode_id
+from rlmesh_gym.lanes import any_true, mint_episode_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ class StepReply:
         rewards: float64 ``(k,)``.
         terminations: bool ``(k,)``.
         truncations: bool ``(k,)``, the client's own limit included.
-        ended_remotely: bool ``(k,)``; lanes that the endpoint itself calls done.
+        own_truncations: bool ``(k,)``, without the client's limit.
         infos: None when there are none.
     """
 
@@ -51,8 +51,17 @@ class StepReply:
     rewards: NDArray[np.float64]
     terminations: NDArray[np.bool_]
     truncations: NDArray[np.bool_]
-    ended_remotely: NDArray[np.bool_]
+    own_truncations: NDArray[np.bool_]
     infos: LaneInfos | BatchedInfos | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the episode of some row is over."""
+        return any_true(self.terminations) or any_true(self.truncations)
+
+    def ended_remotely(self, row: int) -> bool:
+        """Whether the endpoint itself says that the row's episode is over."""
+        return bool(self.terminations[row] or self.own_truncations[row])
 
     def info(self, row: int) -> dict[str, Any]:
         """Return one row's info, fresh; empty when there is none."""
@@ -195,12 +204,12 @@ class Endpoint:
                 endpoint=self.address,
                 operation="step",
             )
-        ended = terminations | truncations
+        own = truncations
         if self.max_episode_steps is not None:
             lengths = self.lengths if indices is None else self.lengths[indices]
-            truncations |= lengths + 1 >= self.max_episode_steps
+            truncations = own | (lengths + 1 >= self.max_episode_steps)
         infos = self.read_infos(response.infos, count)
-        return StepReply(response.observation, rewards, terminations, truncations, ended, infos)
+        return StepReply(response.observation, rewards, terminations, truncations, own, infos)
 
     def advance(self, reply: StepReply, indices: Sequence[int] | None = None) -> list[int]:
         """Count a step in the table.
@@ -213,8 +222,10 @@ class Endpoint:
             Rows *of the reply* whose episode is over.
         """
         where: Any = self.rows if indices is None else [self.start + index for index in indices]
-        if not self.table.advance(where, reply.rewards, reply.terminations, reply.truncations):
+        if not reply.has_ended:
+            self.table.count(where, reply.rewards)
             return []
+        self.table.advance(where, reply.rewards, reply.terminations, reply.truncations)
         return np.flatnonzero(reply.terminations | reply.truncations).tolist()
 
     def record(self, index: int, reply: StepReply, row: int, final_info: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ class HeldFirstObservation(Conversion):
             index = indices[row]
             lane = endpoint.start + index
             info = infos[index]
-            if reply.ended_remotely[row]:
+            if reply.ended_remotely(row):
                 terminal = info.pop("final_obs", None)
                 if terminal is None:
                     raise ProtocolError(

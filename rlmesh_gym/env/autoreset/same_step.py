@@ -34,7 +34,7 @@ class SameStepByReset(Conversion):
         if not done:
             return self.rows(reply)
         remotely = endpoint.mode is AutoresetMode.SAME_STEP
-        reset_already = [row for row in done if remotely and reply.ended_remotely[row]]
+        reset_already = [row for row in done if remotely and reply.ended_remotely(row)]
         to_reset = [row for row in done if row not in reset_already]
         final: dict[int, dict[str, Any]] = {}
         for row in to_reset:
