@@ -187,6 +187,10 @@ class LocalRuntimeEnv:
 
 
 def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    own = getattr(envs.unwrapped, "autoreset_mode", None)
+    if isinstance(own, AutoresetMode):
+        # Gymnasium 1.1 lets all vectors of one env class share their metadata.
+        return own
     found = (envs.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
     return found if isinstance(found, AutoresetMode) else AutoresetMode(found)
 

@@ -181,6 +181,10 @@ class ServedVector(ServedEnv):
 
 
 def _autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    own = getattr(envs.unwrapped, "autoreset_mode", None)
+    if isinstance(own, AutoresetMode):
+        # Gymnasium 1.1 lets all vectors of one env class share their metadata.
+        return own
     mode = (envs.metadata or {}).get("autoreset_mode")
     if mode is None:
         mode = getattr(envs.unwrapped, "autoreset_mode", None)
