@@ -16,7 +16,7 @@ from rlmesh_gym.server import ModelHandler
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["build_handler", "load_object"]
+__all__ = ["build_handler", "find_in_working_directory", "load_object"]
 
 
 def load_object(reference: str) -> Any:
@@ -40,10 +40,15 @@ def load_object(reference: str) -> Any:
         raise ConfigurationError(message) from error
 
 
-def _import(place: str) -> ModuleType:
+def find_in_working_directory() -> None:
+    """Let imports find the working directory's modules, which a console script's do not."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+
+
+def _import(place: str) -> ModuleType:
+    find_in_working_directory()
     try:
         return (
             _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)

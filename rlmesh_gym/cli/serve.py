@@ -9,6 +9,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.cli.exit_codes import EXIT_DONE
+from rlmesh_gym.cli.loading import find_in_working_directory
 from rlmesh_gym.cli.options import (
     add_server_options,
     keyword_arguments,
@@ -153,6 +154,8 @@ def build_env(
         gymnasium.error.Error: No such id.
         ConfigurationError: Making it failed otherwise.
     """
+    if ":" in env_id:
+        find_in_working_directory()
     arguments = dict(env_kwargs or {})
     if render_mode is not None:
         arguments["render_mode"] = render_mode

@@ -113,7 +113,7 @@ def _tiles(report: RuntimeReport, statistics: EpisodeStatistics) -> str:
     returns, lengths = statistics.returns, statistics.lengths
     rate = report.total_steps / report.duration if report.duration > 0 else math.nan
     cut_off = f"{statistics.interrupted:,} more cut off" if statistics.interrupted else ""
-    interval = "" if math.isnan(returns.ci95) else f"± {format_number(returns.ci95, 3)} (95 %)"
+    interval = "" if math.isnan(returns.ci95) else f"± {format_number(returns.ci95, 3)} (95%)"
     span = ""
     if statistics.completed:
         span = f"{format_number(returns.minimum)} to {format_number(returns.maximum)}"
@@ -128,7 +128,7 @@ def _tiles(report: RuntimeReport, statistics: EpisodeStatistics) -> str:
             (
                 "success rate",
                 f"{statistics.success_rate:.1%}",
-                f"{statistics.successes:,} of {statistics.judged:,}, 95 %: {low:.0%} to {high:.0%}",
+                f"{statistics.successes:,} of {statistics.judged:,}, 95%: {low:.0%} to {high:.0%}",
             )
         )
     truncated = statistics.completed - statistics.terminated

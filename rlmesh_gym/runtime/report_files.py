@@ -43,11 +43,6 @@ def write_report(report: RuntimeReport, directory: str | os.PathLike[str]) -> Pa
     """
     target = Path(directory)
     rows = [jsonable(episode.to_dict()) for episode in report.episodes]
-    with EpisodeJournal(target) as journal:
-        for row in rows:
-            # A resumed run plays cut-off episodes anew.
-            if not row["interrupted"]:
-                journal.append(row)
     text = json.dumps(jsonable(report.to_dict()), allow_nan=False, indent=1)
     page = html_report(report)
 
@@ -55,6 +50,11 @@ def write_report(report: RuntimeReport, directory: str | os.PathLike[str]) -> Pa
         return lambda path: path.write_text(content, encoding="utf-8", errors="replace")
 
     try:
+        with EpisodeJournal(target) as journal:
+            for row in rows:
+                # A resumed run plays cut-off episodes anew.
+                if not row["interrupted"]:
+                    journal.append(row)
         _replace(target / REPORT_JSON, write_text(text))
         _replace(target / EPISODES_CSV, lambda path: write_episodes_csv(rows, path))
         _replace(target / REPORT_HTML, write_text(page))

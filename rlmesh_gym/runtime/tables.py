@@ -236,7 +236,7 @@ def _summary_pairs(report: RuntimeReport) -> list[tuple[str, str]]:
         spread = (
             ""
             if math.isnan(returns.ci95)
-            else f" ± {format_number(returns.ci95, 3)} (95 % interval)"
+            else f" ± {format_number(returns.ci95, 3)} (95% interval)"
         )
         span = f"{format_number(returns.minimum)} … {format_number(returns.maximum)}"
         pairs += [
@@ -250,7 +250,7 @@ def _summary_pairs(report: RuntimeReport) -> list[tuple[str, str]]:
             (
                 "success rate",
                 f"{statistics.success_rate:.1%} ({statistics.successes} of {statistics.judged},"
-                f" 95 % interval {low:.0%} to {high:.0%})",
+                f" 95% interval {low:.0%} to {high:.0%})",
             )
         )
     pairs += [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -120,9 +121,24 @@ def test_objects_of_files_and_of_the_working_directory(
 ) -> None:
     (tmp_path / "policy_of_test.py").write_text("class A:\n    b = 5\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    monkeypatch.setattr("sys.path", list(sys.path))
     assert load_object("policy_of_test:A.b") == 5
     assert load_object(f"{tmp_path}/policy_of_test.py:A.b") == 5
+
+
+def test_environments_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "envs_of_test.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('OfTest-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    env = build_env("envs_of_test:OfTest-v0")
+    assert isinstance(env, gym.Env)
+    env.close()
+    del gym.registry["OfTest-v0"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ from rlmesh_gym.runtime.report import (
     TelemetrySnapshot,
 )
 
-HOSTILE = "</title></script><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;\u202e\x1b[31m"
+HOSTILE = (
+    "</title></script><script>alert('x')</script>"
+    '<img src=x onerror="alert(1)">&amp;\u202e\x1b[31m'
+)
 
 
 def make_snapshot() -> TelemetrySnapshot:
@@ -85,5 +88,5 @@ def make_report(
         stop_reason="failed" if error else "max_episodes",
         error=error,
         telemetry=telemetry,
-        bottleneck=Bottleneck("The policy bound this run: 60 % of its time.", shares),
+        bottleneck=Bottleneck("The policy bound this run: 60% of its time.", shares),
     )

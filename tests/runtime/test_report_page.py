@@ -115,7 +115,7 @@ def test_what_stands_on_the_page() -> None:
     for expected in (
         "CartPole-v1",
         "finished",
-        "The policy bound this run: 60 % of its time.",
+        "The policy bound this run: 60% of its time.",
         "success rate",
         "tcp://127.0.0.1:6000",
         "NEXT_STEP",

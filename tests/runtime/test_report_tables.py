@@ -116,7 +116,7 @@ def test_the_summary_of_a_run() -> None:
     mean = statistics.fmean(episode.episode_return for episode in report.episodes)
     assert f"mean return    {format_number(mean)} ±" in text
     assert "bound by       The policy bound this run" in text
-    assert re.search(r"success rate +\d+\.\d% \(\d+ of 30, 95 % interval", text)
+    assert re.search(r"success rate +\d+\.\d% \(\d+ of 30, 95% interval", text)
     assert "episodes       0" in report_text(make_report(0))
     html = report_html(dataclasses.replace(report, env_id=HOSTILE, error=HOSTILE))
     assert "<script" not in html
