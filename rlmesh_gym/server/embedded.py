@@ -13,6 +13,7 @@ null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwarg
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -109,6 +110,8 @@ def main() -> int:
         _answer(answers, {"error": f"{type(error).__name__}: {error}"})
         return 1
     try:
+        # What is loaded now stays; looking through it for garbage would only delay some steps.
+        gc.freeze()
         _answer(answers, {"address": server.address})
         threading.Thread(target=_stop_at_eof, args=(server,), daemon=True).start()
         server.wait()
