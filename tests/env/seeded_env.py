@@ -85,7 +85,7 @@ class SeededEnv(gym.Env[Any, Any]):
         self._turn(struct.unpack("<Q", struct.pack("<d", digest(action) + 0.0))[0])
         self.t += 1
         terminated = self.t >= self.limit
-        truncated = self._draw(12) == 0
+        truncated = self._draw(12) == 0 and self.t > 1
         info: dict[str, Any] = {"kind": "step", "t": self.t, "draw": self._draw(1000) / 7}
         if self._draw(3) == 0:
             info["now_and_then"] = bool(self._draw(2))
