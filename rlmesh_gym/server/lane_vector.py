@@ -3,20 +3,22 @@
 Values, infos and masks are those of ``gymnasium.vector.SyncVectorEnv``. It differs where that one
 costs time or truth: observations are written once into buffers that are used again (no deep copy),
 and under SAME_STEP the terminal observation and info are copied before the lane is reset, so a lane
-that changes its arrays in place cannot overwrite them. It knows nothing of the wire.
+that changes its arrays in place cannot overwrite them. An info value that does not fit the array
+that another lane's has begun turns that key into objects, instead of failing the step. It knows
+nothing of the wire.
 """
 
 from __future__ import annotations
 
-from copy import copy as shallow_copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from rlmesh_gym.errors import ConfigurationError, ResetNeededError
+from rlmesh_gym.server.lane_values import as_flag, as_reward, detached
+from rlmesh_gym.server.vector_infos import lane_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,68 +30,24 @@ if TYPE_CHECKING:
         Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
     ]
 
-__all__ = ["LaneVector", "as_flag", "as_reward", "detached"]
+__all__ = ["LaneVector"]
 
 
-def detached(value: Any) -> Any:
-    """Copy ``value`` as deep as its containers and arrays go; other objects stay as they are."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        result = shallow_copy(value)
-        for key, item in value.items():
-            result[key] = detached(item)
-        return result
-    if isinstance(value, list):
-        return [detached(item) for item in value]
-    if type(value) is tuple:
-        return tuple(detached(item) for item in value)
-    return value
+_MISFITS = (TypeError, ValueError, OverflowError, AttributeError, IndexError)
+"""What adding a value to an array of another kind raises."""
 
 
-def as_reward(value: Any, lane: int) -> float:
-    """Read one lane's reward: anything with exactly one number in it.
-
-    Raises:
-        TypeError: ``value`` is no number, or holds none or several.
-    """
-    if type(value) is float:
-        return value
-    if isinstance(value, np.ndarray):
-        if value.size == 1:
-            return float(value.reshape(-1)[0])
-    elif value is not None and not isinstance(value, (str, bytes)):
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            pass
-    message = f"lane {lane}: the reward must be one number, got {value!r}"
-    raise TypeError(message)
-
-
-def as_flag(value: Any, name: str, lane: int) -> bool:
-    """Read ``terminated`` or ``truncated``: ``bool``, ``np.bool_`` or a bool array of one element.
-
-    Raises:
-        TypeError: ``value`` is anything else, an ``int`` included.
-    """
-    if value is True or value is False:
-        return value
-    if isinstance(value, np.bool_) or (
-        isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1
-    ):
-        return bool(value)
-    message = f"lane {lane}: {name} must be a bool, got {value!r}"
-    raise TypeError(message)
-
-
-def _blank(space: gym.Space[Any]) -> Any:
-    # Gymnasium's iterate() cannot take a batch of a Dict or Tuple without members apart.
-    if isinstance(space, Dict):
-        return {key: _blank(child) for key, child in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(_blank(child) for child in space.spaces)
-    return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1, np.zeros))))
+def _mixes_dicts(vector_infos: dict[str, Any], env_info: dict[str, Any]) -> bool:
+    """Return whether a dict meets something else, which Gymnasium would not notice."""
+    for key, value in env_info.items():
+        present = vector_infos.get(key)
+        if (
+            present is not None
+            and isinstance(present, dict) is not isinstance(value, dict)
+            and key != "final_obs"
+        ):
+            return True
+    return False
 
 
 class LaneVector(VectorEnv[Any, Any, Any]):
@@ -252,6 +210,39 @@ class LaneVector(VectorEnv[Any, Any, Any]):
         if failure is not None:
             self.closed = True  # They are all closed; a second time would only fail again.
             raise failure
+
+    def _add_info(
+        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[str, Any]:
+        """Add one lane's info as Gymnasium does; what does not fit turns the key into objects."""
+        if not isinstance(vector_infos, dict):
+            raise TypeError("a dict beside something else")  # For the level above to settle.
+        if not _mixes_dicts(vector_infos, env_info):
+            try:
+                return super()._add_info(vector_infos, env_info, env_num)
+            except _MISFITS:
+                pass  # Once more key by key; what was added already is only added again.
+        for key, value in env_info.items():
+            if not _mixes_dicts(vector_infos, {key: value}):
+                try:
+                    super()._add_info(vector_infos, {key: value}, env_num)
+                except _MISFITS:
+                    pass
+                else:
+                    continue
+            self._add_object(vector_infos, key, value, env_num)
+        return vector_infos
+
+    def _add_object(self, vector_infos: dict[str, Any], key: str, value: Any, env_num: int) -> None:
+        present, mask = vector_infos[key], vector_infos[f"_{key}"]
+        if not (isinstance(present, np.ndarray) and present.dtype == object):
+            objects = np.full(self.num_envs, None, dtype=object)
+            for lane in np.flatnonzero(mask).tolist():
+                if lane != env_num:
+                    objects[lane] = lane_share({key: present}, lane, self.num_envs)[key]
+            vector_infos[key] = present = objects
+        present[env_num] = value
+        mask[env_num] = True
 
     def _observations(self) -> Any:
         self._buffer = concatenate(

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from rlmesh_gym.codec import EnvContract, SpaceCodec
 from rlmesh_gym.errors import CodecError, ConfigurationError
 from rlmesh_gym.server.lane_calls import LaneCalls
-from rlmesh_gym.server.lane_vector import as_flag, as_reward
+from rlmesh_gym.server.lane_values import as_flag, as_reward
 from rlmesh_gym.server.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
 
 if TYPE_CHECKING:

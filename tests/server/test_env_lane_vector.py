@@ -12,7 +12,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_gym.errors import ConfigurationError, ResetNeededError
-from rlmesh_gym.server.lane_vector import LaneVector, as_flag, as_reward
+from rlmesh_gym.server.lane_values import as_flag, as_reward
+from rlmesh_gym.server.lane_vector import LaneVector
 from tests.fake_envs import (
     AllSpacesEnv,
     BufferReusingEnv,
@@ -182,6 +183,62 @@ def test_closes_every_lane_and_raises_the_first_failure() -> None:
     with pytest.raises(OSError, match="window gone"):
         envs.close()
     assert last.close_calls == 1
+
+
+class TellingEnv(CountingEnv):
+    """Its infos are what the test says, step by step."""
+
+    def __init__(self, *told: dict[str, Any]) -> None:
+        super().__init__(99)
+        self.told = told
+
+    def step(self, action: Any) -> Any:
+        *rest, _ = super().step(action)
+        return *rest, self.told[self.t - 1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ({"x": 1}, {"x": "one"}, [1, "one"]),
+        ({"x": 1}, {"x": None}, [1, None]),
+        ({"x": 1}, {"x": {"deep": 2}}, [1, {"deep": 2}]),
+        ({"x": {"deep": 2}}, {"x": 1}, [{"deep": 2}, 1]),
+        ({"x": "a"}, {"x": {"deep": 2}}, ["a", {"deep": 2}]),
+        ({"x": {"deep": {"er": 1}}}, {"x": [1]}, [{"deep": {"er": 1}}, [1]]),
+        ({"x": 1}, {"x": 2**70}, [1, 2**70]),
+    ],
+)
+def test_infos_that_do_not_fit_each_other(
+    first: dict[str, Any], second: dict[str, Any], expected: list[Any]
+) -> None:
+    for lanes, order in ((1, 1), (3, 1)):
+        others = [TellingEnv({"y": 1}) for _ in range(lanes - 1)]
+        envs = LaneVector([TellingEnv(first | {"y": 2}), *others, TellingEnv(second)])
+        envs.reset(seed=0)
+        infos = envs.step(np.zeros(lanes + 1, dtype=np.int64))[4]
+        got = infos["x"]
+        assert got.dtype == object
+        assert got.tolist() == [expected[0], *[None] * (lanes - 1), expected[1]]
+        assert infos["_x"].tolist() == [True, *[False] * (lanes - 1), True], order
+        assert infos["y"].dtype == np.int64
+        assert infos["_y"].tolist() == [True] * lanes + [False]
+
+
+def test_arrays_of_different_shapes_and_nested_misfits() -> None:
+    envs = LaneVector(
+        [
+            TellingEnv({"v": np.zeros(2), "deep": {"a": 1, "b": 1}}),
+            TellingEnv({"v": np.ones(3), "deep": {"a": "x", "b": 2}}),
+        ]
+    )
+    envs.reset(seed=0)
+    infos = envs.step(np.array([0, 0]))[4]
+    assert [value.tolist() for value in infos["v"]] == [[0, 0], [1, 1, 1]]
+    assert infos["deep"]["a"].tolist() == [1, "x"]
+    assert infos["deep"]["b"].tolist() == [1, 2]
+    assert infos["deep"]["b"].dtype == np.int64
+    assert infos["_deep"].tolist() == [True, True]
 
 
 @pytest.mark.parametrize("value", [1, 1.5, np.float32(2), np.array([3.0]), np.array(4), True])
