@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 from enum import Enum
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
-from rlmesh_gym.errors import Error, ModelError, RemoteError
+from rlmesh_gym.errors import ModelError, RemoteError
 from rlmesh_gym.policy.evictions import EpisodeEvictions
 from rlmesh_gym.policy.history import ObservationHistory
 from rlmesh_gym.policy.plan import ActionReader, Plan
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelAdapter", "RowGrouping"]
 
-_LOGGER = logging.getLogger(__name__)
 _NAMED_EPISODES = 4
 
 
@@ -241,16 +239,12 @@ class ModelAdapter:
 
     def close(self) -> None:
         """Release the adapter and close the session, within ``timeouts.close``; never raises."""
-        if self.session.is_closed:
-            return
-        timeout = self.session.timeouts.close
-        try:
-            if self._is_resolved:
-                self._evictions.end_all()
-                self.session.release_adapter(self.env_id, "policy closed").result(timeout)
-        except Error as error:
-            _LOGGER.debug("%s: releasing the adapter: %s", self.session.endpoint, error)
-        self.session.close()
+        if self._is_resolved:
+            self.session.close(
+                "policy closed", env_id=self.env_id, episode_ids=self._evictions.end_all()
+            )
+        else:
+            self.session.close()
 
     def _send(
         self, lanes: NDArray[np.intp], observations: Leaves, bounds: Boundaries, step: int

@@ -73,18 +73,12 @@ class EpisodeEvictions:
         if unsent:
             self._send(unsent)
 
-    def end_all(self) -> None:
-        """Tell of the end of every episode, on whatever connection there is.
-
-        Raises:
-            RemoteError: There is none.
-        """
+    def end_all(self) -> list[str]:
+        """Count every episode as over, and return those that the model has to be told of."""
         ids = [*self._unsent, *self._live]
-        if not ids:
-            return
         self._stats.evicted_episodes += len(self._live)
         self._unsent, self._live = [], {}
-        self._session.reset_adapter(self._env_id, ids)
+        return ids
 
     def collect(self) -> None:
         """Take in the answers that are there; a refusal becomes a warning."""

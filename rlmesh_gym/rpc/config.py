@@ -13,6 +13,7 @@ from rlmesh_gym.errors import ConfigurationError
 
 __all__ = ["TLSConfig", "TLSLike", "Timeouts", "TimeoutsLike", "resolve_token"]
 
+_LONGEST = 1e9  # seconds; some thirty years
 TOKEN_VARIABLE = "RLMESH_GYM_TOKEN"  # noqa: S105 - the variable's name
 
 
@@ -52,7 +53,7 @@ class Timeouts:
                     f"timeouts.{field.name} must be more than 0 seconds, got {value!r}; "
                     "None waits for ever"
                 )
-            if math.isinf(value):
+            if value > _LONGEST:  # More than gRPC's clock and Python's locks can count.
                 object.__setattr__(self, field.name, None)
 
     @classmethod

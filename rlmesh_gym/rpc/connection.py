@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -15,9 +16,8 @@ import grpc
 from rlmesh_gym.errors import (
     AuthenticationError,
     ClosedError,
-    DeadlineError,
+    Error,
     ForkedError,
-    ProtocolError,
     UnavailableError,
 )
 from rlmesh_gym.rpc.address import Address, parse_address
@@ -29,13 +29,14 @@ from rlmesh_gym.rpc.status import error_from_status
 from rlmesh_gym.rpc.stream import JoinStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
-    from rlmesh_gym.rpc.pending import JoinMethod
+    from rlmesh_gym.rpc.pending import JoinMethod, Pending
 
 __all__ = ["Connection", "Service"]
 
+_logger = logging.getLogger(__name__)
 _BUSY_GRACE_SECONDS = 0.5
 
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -173,11 +174,18 @@ class Connection:
             )
             return self.stream
 
-    def close(self, farewell: tuple[Any, str] | None = None) -> None:
+    def close(
+        self,
+        farewell: Callable[[JoinStream, float | None], Pending[Any] | None],
+        *,
+        waits_for_work: bool,
+    ) -> None:
         """Close, bounded by ``timeouts.close``; never raises, and may be called again.
 
         Args:
-            farewell: A last request and its kind, to be answered before the stream ends.
+            farewell: Sends last requests, given the seconds that it may take; what it returns is
+                waited for before the stream ends.
+            waits_for_work: Wait out what is at work, unless somebody has waited for it in vain.
         """
         if os.getpid() != self._pid:  # Before the lock, which another thread may hold for ever.
             self._is_closed = True
@@ -188,7 +196,7 @@ class Connection:
             self._is_closed = True
         try:
             if self.stream is not None and self.stream.is_open:
-                self._part(self.stream, farewell)
+                self._part(self.stream, farewell, waits_for_work=waits_for_work)
         finally:
             self.abandon()
 
@@ -202,20 +210,29 @@ class Connection:
         self._channel.close()
         _live.discard(self)
 
-    def _part(self, stream: JoinStream, farewell: tuple[Any, str] | None) -> None:
+    def _part(
+        self,
+        stream: JoinStream,
+        farewell: Callable[[JoinStream, float | None], Pending[Any] | None],
+        *,
+        waits_for_work: bool,
+    ) -> None:
         limit = self.timeouts.close
-        if stream.outstanding:
-            # Somebody gave up on a request that is still at work: the peer would answer only after
-            # it, and a process that was interrupted must not hang here.
+        if stream.is_overdue or (stream.outstanding and not waits_for_work):
+            # The peer would answer only after what is at work, and a process that was interrupted
+            # must not hang here.
             limit = _BUSY_GRACE_SECONDS if limit is None else min(limit, _BUSY_GRACE_SECONDS)
         deadline = None if limit is None else time.monotonic() + limit
         try:
-            if farewell is not None:
-                stream.send(*farewell, timeout=limit).result(limit)
+            last = farewell(stream, limit)
+            if last is not None:
+                last.result(_left(deadline))
             stream.half_close()
-        except (ProtocolError, UnavailableError, DeadlineError, ClosedError):
-            return  # The peer is gone or busy; there is nobody to say goodbye to.
-        stream.wait_ended(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+        except Error as error:
+            # The peer is gone, busy or unwilling; there is nobody to say goodbye to.
+            _logger.debug("%s: closing: %s", self.endpoint, error)
+            return
+        stream.wait_ended(_left(deadline))
 
     def _unary(self, name: str, request: Any, timeout: float | None, package: str = "") -> Any:
         messages = self._service.messages
@@ -268,3 +285,7 @@ class Connection:
         except grpc.RpcError as error:
             return isinstance(self._error(error, "handshake"), AuthenticationError)
         return True
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)

@@ -270,9 +270,12 @@ class EnvSession:
 
     def close(self, reason: str = "") -> None:
         """End the session, within ``timeouts.close``; never raises, and may be called again."""
-        farewell = interaction_pb2.JoinRequest()
-        farewell.close.reason = reason or "client close"
-        self._connection.close((farewell, "close"))
+        request = interaction_pb2.JoinRequest()
+        request.close.reason = reason or "client close"
+        self._connection.close(
+            lambda stream, limit: stream.send(request, "close", timeout=limit),
+            waits_for_work=False,
+        )
         self._finalizer.detach()
 
     def _send(

@@ -281,19 +281,14 @@ class ModelSession:
         self, env_id: str, episode_ids: Sequence[str] = ()
     ) -> Pending[interaction_pb2.ResetAdapterResponse]:
         """Tell the model that episodes are over; no ids means all of this environment's."""
-        request = interaction_pb2.JoinRequest()
-        self._fill_context(request.reset_adapter.context, env_id)
-        request.reset_adapter.episode_ids.extend(episode_ids)
+        request = self._reset_request(env_id, episode_ids)
         return self._send(request, "reset_adapter", env_id, episode_ids)
 
     def release_adapter(
         self, env_id: str, reason: str = ""
     ) -> Pending[interaction_pb2.ReleaseAdapterResponse]:
         """Tell the model that the environment is gone."""
-        request = interaction_pb2.JoinRequest()
-        self._fill_context(request.release_adapter.context, env_id)
-        request.release_adapter.reason = reason
-        return self._send(request, "release_adapter", env_id)
+        return self._send(self._release_request(env_id, reason), "release_adapter", env_id)
 
     def ping(self) -> float:
         """Return the seconds that one more handshake takes.
@@ -309,15 +304,43 @@ class ModelSession:
         """Ask the server to stop; return whether it will, and what it says."""
         return self._connection.shutdown(reason)
 
-    def close(self, reason: str = "") -> None:
+    def close(self, reason: str = "", *, env_id: str = "", episode_ids: Sequence[str] = ()) -> None:
         """End the session, within ``timeouts.close``; never raises, and may be called again.
 
         It ends the stream and sends no CloseParticipant: the released server would take that as a
         reason to drop every client's adapters.
+
+        Args:
+            reason: Goes out with the release of an adapter; no other message could carry it.
+            env_id: Key of an adapter to release first; none if omitted.
+            episode_ids: Episodes of it that are over.
         """
-        del reason  # There is no message that could carry it.
-        self._connection.close()
+
+        def farewell(stream: JoinStream, limit: float | None) -> Pending[Any] | None:
+            if not env_id:
+                return None
+            if episode_ids:
+                request = self._reset_request(env_id, episode_ids)
+                self._put(stream, request, "reset_adapter", env_id, episode_ids, timeout=limit)
+            request = self._release_request(env_id, reason)
+            return self._put(stream, request, "release_adapter", env_id, timeout=limit)
+
+        self._connection.close(farewell, waits_for_work=True)
         self._finalizer.detach()
+
+    def _reset_request(
+        self, env_id: str, episode_ids: Sequence[str]
+    ) -> interaction_pb2.JoinRequest:
+        request = interaction_pb2.JoinRequest()
+        self._fill_context(request.reset_adapter.context, env_id)
+        request.reset_adapter.episode_ids.extend(episode_ids)
+        return request
+
+    def _release_request(self, env_id: str, reason: str) -> interaction_pb2.JoinRequest:
+        request = interaction_pb2.JoinRequest()
+        self._fill_context(request.release_adapter.context, env_id)
+        request.release_adapter.reason = reason
+        return request
 
     def _fill_context(self, context: interaction_pb2.AdapterContext, env_id: str) -> None:
         context.session_id = self.session_id
@@ -336,12 +359,20 @@ class ModelSession:
         stream = connection.stream
         if stream is None or not stream.is_open:
             stream = self._open_stream()
-        return stream.send(
-            request,
-            kind,
-            context=RequestContext(env_id, episode_ids, _request_id(request, kind)),
-            timeout=self.timeouts.predict,
-        )
+        return self._put(stream, request, kind, env_id, episode_ids, timeout=self.timeouts.predict)
+
+    @staticmethod
+    def _put(
+        stream: JoinStream,
+        request: interaction_pb2.JoinRequest,
+        kind: str,
+        env_id: str,
+        episode_ids: Sequence[str] = (),
+        *,
+        timeout: float | None,
+    ) -> Pending[Any]:
+        context = RequestContext(env_id, episode_ids, _request_id(request, kind))
+        return stream.send(request, kind, context=context, timeout=timeout)
 
     def _open_stream(self) -> JoinStream:
         connection = self._connection

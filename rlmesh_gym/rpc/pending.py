@@ -167,9 +167,15 @@ class Pending(Generic[M]):
                 f"{self.operation}: the answer belongs to the parent process; connect anew here"
             )
         limit = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
-        if self._gate.acquire(timeout=limit):
+        try:
+            is_done = self._gate.acquire(timeout=limit)
+        except BaseException:  # A signal's.
+            self._stream.note_overdue(self)
+            raise
+        if is_done:
             self._gate.release()
             return
+        self._stream.note_overdue(self)
         raise DeadlineError(
             f"{self.operation}: no answer within {timeout:g} s; the endpoint may still be at work, "
             f"raise timeouts.{_timeout_field(self.operation)} for slow ones",
@@ -191,5 +197,14 @@ class Pending(Generic[M]):
         self._gate.release()
 
 
+_TIMEOUT_FIELDS = {
+    "configure": "connect",
+    "resolve_adapter": "resolve",
+    "grouped_predict": "predict",
+    "reset_adapter": "predict",
+    "release_adapter": "close",
+}
+
+
 def _timeout_field(operation: str) -> str:
-    return {"resolve_adapter": "resolve", "grouped_predict": "predict"}.get(operation, operation)
+    return _TIMEOUT_FIELDS.get(operation, operation)

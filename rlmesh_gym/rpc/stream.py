@@ -6,6 +6,7 @@ It knows nothing of environments or models; what differs between the two stands 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import deque
@@ -49,6 +50,7 @@ class JoinStream:
         self._ids = itertools.count(1)
         self._pendings: dict[str, Pending[Any]] = {}
         self._given_up: set[str] = set()
+        self._overdue: set[str] = set()
         self._barriers: deque[Pending[Any]] = deque()
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -74,6 +76,11 @@ class JoinStream:
     def outstanding(self) -> int:
         """Number of requests without an answer."""
         return len(self._pendings) + len(self._given_up)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether somebody waited in vain for an answer that has still not come."""
+        return bool(self._overdue or self._given_up)
 
     def send(
         self,
@@ -120,8 +127,8 @@ class JoinStream:
             lanes=lanes,
             context=context,
         )
-        while not self._put(data, request_id, pending):
-            self._barriers[0].wait(timeout)
+        while (ahead := self._put(data, request_id, pending)) is not None:
+            ahead.wait(timeout)
         return pending
 
     def give_up(self, pending: Pending[Any], error: Error) -> bool:
@@ -133,6 +140,12 @@ class JoinStream:
             return False
         pending.fail(error)
         return True
+
+    def note_overdue(self, pending: Pending[Any]) -> None:
+        """Note that a wait for an answer of this stream has ended without it."""
+        self._overdue.add(pending.request_id)
+        if pending.done():
+            self._overdue.discard(pending.request_id)
 
     def half_close(self) -> None:
         """Send nothing more; what is in flight is still answered."""
@@ -152,22 +165,23 @@ class JoinStream:
         self._outbox.put(None)
         self._call.cancel()
 
-    def _put(self, data: bytes, request_id: str, pending: Pending[Any]) -> bool:
+    def _put(self, data: bytes, request_id: str, pending: Pending[Any]) -> Pending[Any] | None:
+        """Send, unless too much is unanswered: then return the answer to wait for first."""
         with self._lock:
             if not self._is_open:
                 # As if it had been sent just before the end, so that callers handle one way only.
                 pending.fail(self._failure(pending))
-                return True
+                return None
             if not pending.lanes:
                 barriers = self._barriers
                 while barriers and barriers[0].done():
                     barriers.popleft()
                 if len(barriers) >= MAX_OUTSTANDING:
-                    return False
+                    return barriers[0]
                 barriers.append(pending)
             self._pendings[request_id] = pending
             self._outbox.put(data)
-        return True
+        return None
 
     def _receive(self, data: bytes) -> bool:
         # Runs on gRPC's thread as the "deserializer" of an answer. An exception here would only be
@@ -184,6 +198,7 @@ class JoinStream:
             self._last_error = response.error
         if pending is not None:
             pending.complete(response, len(data))
+            self._overdue.discard(response.request_id)
         else:  # Nobody asked for it, or nobody waits any more.
             self._given_up.discard(response.request_id)
         return True
@@ -217,8 +232,11 @@ class JoinStream:
             if self._ended.is_set():
                 return
             self._is_open = False
-            pendings = list(self._pendings.values())
-            self._pendings.clear()
+            pendings = []
+            # One by one: an answer, or somebody who gives up, may take one of them meanwhile.
+            while self._pendings:
+                with contextlib.suppress(KeyError):
+                    pendings.append(self._pendings.popitem()[1])
             if not self._is_closing:
                 self._failure = make_error
             self.error = self._failure(None)

@@ -128,7 +128,7 @@ def test_timeouts() -> None:
     assert (one.reset, one.step, one.render, one.predict, one.resolve) == (2.5,) * 5
     assert (one.connect, one.close) == (Timeouts().connect, Timeouts().close)
     assert Timeouts.from_value(one) is one
-    assert Timeouts(step=float("inf")).step is None
+    assert Timeouts(step=float("inf"), connect=1e12) == Timeouts(step=None, connect=None)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), True, "3"])

@@ -307,6 +307,21 @@ def test_close_while_a_step_is_at_work() -> None:
         release.set()
 
 
+def test_close_takes_no_for_an_answer() -> None:
+    def join(requests: Requests, peer: JoinPeer) -> Iterator[Any]:
+        for request in requests:
+            response = env_answer(request)
+            if request.HasField("close"):
+                response.error.message = "you may not leave"
+            yield response
+
+    with env_host(join) as address:
+        session = EnvSession.open(address)
+        session.reset().result(WAIT)
+        session.close()
+        session.close()
+
+
 def test_close_says_goodbye_and_waits_for_the_end() -> None:
     seen = []
     ended = threading.Event()
