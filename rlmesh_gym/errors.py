@@ -9,7 +9,7 @@
     │   └── UnsupportedSpaceError(TypeError)    no wire form for this space or dtype
     ├── ActionError(ValueError)             an action batch of the wrong shape, dtype or domain
     │   └── ActionTypeError(TypeError)          an action batch of the wrong type or dtype
-    ├── UnsupportedCallError(NotImplementedError)   what no contract can answer from afar
+    ├── UnsupportedCallError(NotImplementedError)   what cannot be done from afar, or copied
     ├── StateError(RuntimeError)            calls in the wrong order
     │   ├── ClosedError                     used after ``close()``
     │   ├── ResetNeededError                ``step`` on a lane that has no running episode
@@ -119,7 +119,7 @@ class ActionTypeError(ActionError, TypeError):
 
 
 class UnsupportedCallError(Error, NotImplementedError):
-    """The call needs the environment object itself, which lives at the endpoint."""
+    """The call needs what is not here, or would copy what is bound to its process."""
 
 
 class StateError(Error, RuntimeError):

@@ -7,6 +7,7 @@ envs by their single spaces.
 from __future__ import annotations
 
 import copy
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,20 +84,17 @@ def view_env(
             "num_envs for several lanes)"
         )
         raise ConfigurationError(message)
-    num_envs = 1 if num_envs is None else num_envs
-    if num_envs < 1:
-        message = f"num_envs is at least 1, got {num_envs}"
-        raise ConfigurationError(message)
+    lanes = _count(1 if num_envs is None else num_envs)
     base = getattr(envs, "unwrapped", envs)
     contract = getattr(base, "contract", None)
     metadata = getattr(contract or base, "metadata", None) or {}
     return EnvView(
         single_observation_space,
         single_action_space,
-        num_envs,
-        TrackedEpisodes(base, num_envs)
+        lanes,
+        TrackedEpisodes(base, lanes)
         if isinstance(base, LaneState)
-        else LocalEpisodes(num_envs, _autoreset_mode(envs)),
+        else LocalEpisodes(lanes, _autoreset_mode(envs)),
         encode_env_spec(
             getattr(contract, "env_id", "") or _env_id(envs),
             single_observation_space,
@@ -125,9 +123,27 @@ def filler_action(codec: SpaceCodec) -> Leaves:
 
 def _space(envs: Any, name: str) -> gymnasium.Space[Any]:
     """Space of one lane: ``single_*`` of a vector env, the plain one of any other."""
-    single = getattr(envs, f"single_{name}", None)
-    space: gymnasium.Space[Any] = single if single is not None else getattr(envs, name)
+    space: gymnasium.Space[Any] | None = getattr(envs, f"single_{name}", None)
+    if space is None:
+        space = getattr(envs, name, None)
+    if space is None:
+        message = (
+            "envs is a vector env, a single env or a vector env of Stable-Baselines3, got "
+            f"{envs!r} without {name}; the model's address comes first, then the env"
+        )
+        raise ConfigurationError(message)
     return space
+
+
+def _count(num_envs: Any) -> int:
+    try:
+        count = operator.index(num_envs)
+    except TypeError:
+        count = 0
+    if count < 1:
+        message = f"num_envs is a whole number of at least 1, got {num_envs!r}"
+        raise ConfigurationError(message)
+    return count
 
 
 def _autoreset_mode(envs: Any) -> AutoresetMode:

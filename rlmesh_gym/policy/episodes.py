@@ -199,4 +199,7 @@ class LocalEpisodes:
         if mask.shape != (self._num_envs,):
             message = f"{name} has shape ({self._num_envs},) here, got {mask.shape}"
             raise ConfigurationError(message)
+        if mask.dtype.kind not in "biuf":
+            message = f"{name} is a mask of bools here, got dtype {mask.dtype}"
+            raise ConfigurationError(message)
         return mask.astype(np.bool_)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import uuid6
 from gymnasium import spaces
 
 from rlmesh_gym.codec import SpaceCodec
-from rlmesh_gym.errors import ClosedError
+from rlmesh_gym.errors import ClosedError, UnsupportedCallError
 from rlmesh_gym.policy.adapter import ModelAdapter
 from rlmesh_gym.policy.ensemble import make_replay
 from rlmesh_gym.policy.env_view import filler_action, view_env
@@ -181,6 +181,13 @@ class RemotePolicy:
             f"{type(self).__name__}({self.endpoint!r}, num_envs={self.num_envs}, "
             f"execution_horizon={self.execution_horizon}{state})"
         )
+
+    def __reduce__(self) -> NoReturn:
+        message = (
+            f"{self.endpoint}: a RemotePolicy is bound to its process and its env's episodes, so "
+            "it can be neither copied nor pickled; make one in each process, from the address"
+        )
+        raise UnsupportedCallError(message)
 
     def __enter__(self) -> Self:
         return self

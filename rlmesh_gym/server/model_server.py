@@ -6,11 +6,11 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rlmesh_gym._proto.core.v1 import handshake_pb2
 from rlmesh_gym._proto.model.v1 import service_pb2
-from rlmesh_gym.errors import ConfigurationError, StateError
+from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedCallError
 from rlmesh_gym.rpc import (
     CONCURRENT_PREDICT,
     OBSERVATION_HISTORY,
@@ -19,7 +19,7 @@ from rlmesh_gym.rpc import (
     answer_handshake,
 )
 from rlmesh_gym.server.handler import CallableHandler, ModelHandler
-from rlmesh_gym.server.model_service import ModelService
+from rlmesh_gym.server.model_service import ModelService, close_handler
 from rlmesh_gym.server.model_stream import ModelStream
 
 if TYPE_CHECKING:
@@ -86,10 +86,15 @@ class ModelServer:
         close_timeout: float = 5.0,
         max_adapters: int = 1024,
     ) -> None:
-        if idle_timeout is not None and idle_timeout <= 0:
-            raise ConfigurationError(f"idle_timeout must be above 0, got {idle_timeout}")
-        if max_adapters < 1:
-            raise ConfigurationError(f"max_adapters must be at least 1, got {max_adapters}")
+        if idle_timeout is not None and not (_is_number(idle_timeout) and idle_timeout > 0):
+            raise ConfigurationError(f"idle_timeout must be above 0, got {idle_timeout!r}")
+        for name, value, least in (
+            ("drain_timeout", drain_timeout, 0),
+            ("close_timeout", close_timeout, 0),
+            ("max_adapters", max_adapters, 1),
+        ):
+            if not (_is_number(value) and value >= least):
+                raise ConfigurationError(f"{name} must be at least {least}, got {value!r}")
         if allow_remote_shutdown is None:
             given = os.environ.get(_SHUTDOWN_VARIABLE, "").lower()
             allow_remote_shutdown = given in ("1", "true")
@@ -182,6 +187,12 @@ class ModelServer:
         finally:
             self._stopped.set()
 
+    def __reduce__(self) -> NoReturn:
+        message = (
+            f"{self!r} is bound to its process and cannot be copied or pickled; pickle the handler"
+        )
+        raise UnsupportedCallError(message)
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -203,7 +214,7 @@ class ModelServer:
 
     def _shut(self, service: ModelService | None, drain: float) -> None:
         if service is None:
-            self.handler.on_close()
+            close_handler(self.handler)
             return
         service.drain()
         self._host.stop(drain)
@@ -255,6 +266,10 @@ def _handshake(request: service_pb2.HandshakeRequest) -> service_pb2.HandshakeRe
     return service_pb2.HandshakeResponse(
         base=answer_handshake(request.base, "model", _CAPABILITIES)
     )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _as_handler(handler: object) -> ModelHandler:

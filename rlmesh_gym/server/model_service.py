@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.server.model_exchange import Exchange
     from rlmesh_gym.server.model_stream import ModelStream
 
-__all__ = ["ModelService"]
+__all__ = ["ModelService", "close_handler"]
 
 _logger = logging.getLogger(__name__)
 
@@ -150,18 +150,20 @@ class ModelService:
         Returns:
             False when the call outlasted that. ``on_close`` then follows when it returns.
         """
-        self.model_thread.close(self._close_handler)
+        self.model_thread.close(lambda: close_handler(self.handler))
         done = self.model_thread.join(timeout)
         self.workers.close()
         return done
-
-    def _close_handler(self) -> None:
-        try:
-            self.handler.on_close()
-        except BaseException:
-            _logger.exception("%r failed to close", self.handler)
 
     def abandon(self) -> None:
         """Let the threads go without closing the handler, as when the host could not start."""
         self.model_thread.close(lambda: None)
         self.workers.close()
+
+
+def close_handler(handler: ModelHandler) -> None:
+    """Let the handler go; a failure is logged, since whoever stops a server cannot mend it."""
+    try:
+        handler.on_close()
+    except BaseException:
+        _logger.exception("%r failed to close", handler)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import pickle
 import threading
+import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from rlmesh_gym.errors import (
     ProtocolError,
     RemoteError,
     UnavailableError,
+    UnsupportedCallError,
 )
 from rlmesh_gym.policy import RemotePolicy
 from rlmesh_gym.rpc import GrpcHost, ModelServiceCallbacks, ModelSession, answer_handshake
@@ -439,3 +442,67 @@ def test_the_third_call_raises_and_the_fourth_works() -> None:
                 assert "float32" in str(caught.value), "the input's signature"
             else:
                 assert policy(rows(1, t))[0, 2] == t
+
+
+@pytest.mark.parametrize("close", [60.0, 0.2])
+def test_close_does_not_wait_for_an_answer_that_was_given_up(close: float) -> None:
+    """As after Ctrl-C: the process is to end, and the model hears of it when it is free."""
+    model = GatedModel()
+    timeouts = {"predict": 0.1, "close": close}
+    with ModelServer(model) as server:
+        policy = RemotePolicy(server.address, **SPACES, num_envs=2, timeouts=timeouts)
+        with pytest.raises(DeadlineError):
+            policy.predict(rows(2, 0), episode_start=[True, True])
+        episodes = list(policy._episodes._ids)  # type: ignore[attr-defined]
+        begun = time.monotonic()
+        policy.close()
+        assert time.monotonic() - begun < min(close, 0.5) + 1.0
+        model.gate.set()
+        with RemotePolicy(server.address, **SPACES) as other:
+            other(rows(1, 0))
+        assert model.ended == [*episodes, *other._episodes._ids]  # type: ignore[attr-defined]
+        assert server._service is not None
+        assert len(server._service.routes) == 0
+
+
+def test_close_waits_for_a_chunk_that_is_on_its_way() -> None:
+    model = GatedModel()
+    model.gate.set()
+    with ModelServer(model) as server:
+        policy = RemotePolicy(server.address, **SPACES, execution_horizon=4, prefetch=True)
+        policy(rows(1, 0, 4))
+        model.gate.clear()
+        for t in (1, 2):
+            policy(rows(1, t, 4))
+        assert policy.stats.prefetch_calls == 1
+        opener = threading.Timer(0.7, model.gate.set)
+        opener.start()
+        policy.close()
+        assert model.gate.is_set()
+        assert server._service is not None
+        assert len(server._service.routes) == 0
+        opener.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"envs": "CartPole-v1"}, "the model's address comes first, then the env"),
+        ({"envs": 3}, "without observation_space"),
+        ({**SPACES, "num_envs": "2"}, "whole number of at least 1, got '2'"),
+        ({**SPACES, "num_envs": 1.5}, "whole number"),
+        ({**SPACES, "num_envs": 0}, "whole number of at least 1, got 0"),
+    ],
+)
+def test_what_is_no_env_is_refused_before_anything_is_sent(options: Any, part: str) -> None:
+    with pytest.raises(ConfigurationError, match=part):
+        RemotePolicy("127.0.0.1:1", **options)
+
+
+def test_a_policy_is_neither_copied_nor_pickled() -> None:
+    with ModelServer(TellingModel()) as server, RemotePolicy(server.address, **SPACES) as policy:
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(UnsupportedCallError, match="make one in each process") as caught:
+                attempt(policy)
+            assert policy.endpoint in str(caught.value)
+        policy(rows(1, 0))

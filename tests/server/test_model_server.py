@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from rlmesh_gym.errors import (
     RemoteError,
     StateError,
     UnavailableError,
+    UnsupportedCallError,
 )
 from rlmesh_gym.rpc import CONCURRENT_PREDICT, OBSERVATION_HISTORY, EnvSession, ModelSession
 from tests.model_client import TIMEOUT, Client, EchoHandler, connected, serving
@@ -104,10 +106,25 @@ def test_what_cannot_be_served(handler: Any, part: str) -> None:
         rg.ModelServer(handler)
 
 
-@pytest.mark.parametrize("options", [{"idle_timeout": 0.0}, {"max_adapters": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"idle_timeout": 0.0},
+        {"idle_timeout": "3"},
+        {"max_adapters": 0},
+        {"max_adapters": "3"},
+        {"drain_timeout": -1},
+        {"close_timeout": None},
+    ],
+)
 def test_options_that_cannot_work(options: Any) -> None:
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
         rg.ModelServer(EchoHandler(), **options)
+
+
+def test_a_server_cannot_be_pickled() -> None:
+    with pytest.raises(UnsupportedCallError, match="pickle the handler"):
+        pickle.dumps(rg.ModelServer(EchoHandler()))
 
 
 def test_serve_blocks_until_stopped(socket_dir: Path) -> None:
@@ -185,6 +202,9 @@ def test_a_handler_that_fails_to_close_is_logged(
 
     with serving(Broken(), socket_dir):
         pass
+    assert "already unplugged" in caplog.text
+    caplog.clear()
+    rg.ModelServer(Broken()).stop()  # Never started.
     assert "already unplugged" in caplog.text
 
 
