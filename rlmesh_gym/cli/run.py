@@ -32,7 +32,8 @@ from rlmesh_gym.runtime.driver import RuntimeDriver
 from rlmesh_gym.runtime.episode_recorder import EpisodeRecorder
 from rlmesh_gym.runtime.progress import ProgressBar
 from rlmesh_gym.runtime.records import EPISODES_JSONL, EpisodeJournal
-from rlmesh_gym.runtime.remote import RemoteRuntimeEnv, RemoteRuntimeModel
+from rlmesh_gym.runtime.remote_env import RemoteRuntimeEnv
+from rlmesh_gym.runtime.remote_model import RemoteRuntimeModel
 from rlmesh_gym.runtime.report_files import read_report, write_report
 from rlmesh_gym.runtime.shards import joined_sessions
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec

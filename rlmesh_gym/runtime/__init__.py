@@ -8,13 +8,15 @@ from rlmesh_gym.runtime.episode_recorder import EpisodeRecorder
 from rlmesh_gym.runtime.evaluation import run
 from rlmesh_gym.runtime.hooks import CompositeHooks, RuntimeHooks
 from rlmesh_gym.runtime.jsonl import JsonLinesRecorder
-from rlmesh_gym.runtime.local import LocalRuntimeEnv, LocalRuntimeModel
+from rlmesh_gym.runtime.local_env import LocalRuntimeEnv
+from rlmesh_gym.runtime.local_model import LocalRuntimeModel
 from rlmesh_gym.runtime.otel import OpenTelemetryHooks
 from rlmesh_gym.runtime.progress import ProgressBar
 from rlmesh_gym.runtime.prometheus import prometheus_text
 from rlmesh_gym.runtime.protocols import RuntimeEnv, RuntimeModel
 from rlmesh_gym.runtime.records import EpisodeJournal, read_episodes
-from rlmesh_gym.runtime.remote import RemoteRuntimeEnv, RemoteRuntimeModel
+from rlmesh_gym.runtime.remote_env import RemoteRuntimeEnv
+from rlmesh_gym.runtime.remote_model import RemoteRuntimeModel
 from rlmesh_gym.runtime.report import (
     Bottleneck,
     EpisodeSummary,

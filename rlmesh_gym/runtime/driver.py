@@ -17,11 +17,14 @@ from rlmesh_gym.errors import ConfigurationError, Error
 from rlmesh_gym.runtime import events
 from rlmesh_gym.runtime.bottleneck import TimeShares
 from rlmesh_gym.runtime.calls import CancelledRunError, Waiter
+from rlmesh_gym.runtime.context import RunContext, TimedCalls
 from rlmesh_gym.runtime.endpoint_lanes import EndpointLanes, ResetWay
 from rlmesh_gym.runtime.hooks import HookTable
 from rlmesh_gym.runtime.lane_book import LaneBook
 from rlmesh_gym.runtime.loop import RunLoop
+from rlmesh_gym.runtime.predictor import Predictor
 from rlmesh_gym.runtime.report import RuntimeReport
+from rlmesh_gym.runtime.rows import RowStore
 from rlmesh_gym.runtime.telemetry import Telemetry, TelemetryTicker
 
 if TYPE_CHECKING:
@@ -49,9 +52,9 @@ class RuntimeDriver:
 
     Args:
         spec: What to do.
-        env: The environment, or several endpoints of one environment; see
-            :mod:`rlmesh_gym.runtime.remote` and :mod:`rlmesh_gym.runtime.local`.
-        model: The model.
+        env: The environment, or several endpoints of one environment: a
+            :class:`RemoteRuntimeEnv` or :class:`LocalRuntimeEnv`.
+        model: The model: a :class:`RemoteRuntimeModel` or :class:`LocalRuntimeModel`.
         hooks: Who watches and transforms; one, several, or none.
 
     Example:
@@ -184,19 +187,19 @@ class _Run:
         book = LaneBook(spec, self._lane_endpoints(), self.env_id, self.shares)
         self.book = book
         needs = self._resolve(waiter)
-        self.loop = RunLoop(
-            spec,
-            self.parts,
+        calls = TimedCalls(waiter, self.telemetry, self.shares)
+        context = RunContext(spec, book, self.hooks, calls, self.identity)
+        observations = RowStore(book.num_lanes)
+        first = self.parts[0].env
+        predictor = Predictor(
+            context,
             self.model,
+            observations,
+            (first.observation_format, first.action_format),
             wants_history=needs.wants_history,
             asks_apart=self._asks_apart(),
-            book=book,
-            hooks=self.hooks,
-            telemetry=self.telemetry,
-            shares=self.shares,
-            waiter=waiter,
-            identity=self.identity,
         )
+        self.loop = RunLoop(context, self.parts, predictor, observations)
         self._emit_started()
         self.stop_reason = self.loop.run()
 

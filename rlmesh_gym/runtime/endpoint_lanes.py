@@ -70,6 +70,12 @@ class EndpointLanes:
         """Return the lane's number within the endpoint."""
         return lane - self.lanes.start
 
+    def named(self, lanes: list[int]) -> list[int] | None:
+        """Return lanes of the run as a request names them; None for all of them."""
+        if len(lanes) == len(self.lanes):
+            return None
+        return [lane - self.lanes.start for lane in lanes]
+
     def is_active(self, book: LaneBook) -> bool:
         """Whether a step of this endpoint brings the run further."""
         return any(

@@ -11,8 +11,10 @@ from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy import RemotePolicy
 from rlmesh_gym.rpc import EnvSession, ModelSession
 from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.local import LocalRuntimeEnv, LocalRuntimeModel
-from rlmesh_gym.runtime.remote import RemoteRuntimeEnv, RemoteRuntimeModel
+from rlmesh_gym.runtime.local_env import LocalRuntimeEnv
+from rlmesh_gym.runtime.local_model import LocalRuntimeModel
+from rlmesh_gym.runtime.remote_env import RemoteRuntimeEnv
+from rlmesh_gym.runtime.remote_model import RemoteRuntimeModel
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
 from rlmesh_gym.server.handler import ModelHandler
 

@@ -16,6 +16,9 @@ from rlmesh_gym.runtime.report import EpisodeSummary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from rlmesh_gym.runtime.bottleneck import TimeShares
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
@@ -124,16 +127,37 @@ class LaneBook:
         self.states[lane] = LaneState.PLAYING if counts else LaneState.RESTING
         return counts
 
-    def must_cut(self, lane: int) -> bool:
-        """Whether a limit of the run ends the lane's episode after the step just made."""
+    def advance(
+        self,
+        lanes: list[int],
+        rewards: NDArray[np.float64],
+        terminations: NDArray[np.bool_],
+        truncations: NDArray[np.bool_],
+    ) -> None:
+        """Count one step of the lanes that play; the arrays have a place for every lane."""
+        if not lanes:
+            return
+        every = len(lanes) == self.num_lanes
+        chosen: Any = slice(None) if every else lanes
+        self.table.advance(
+            None if every else lanes, rewards[chosen], terminations[chosen], truncations[chosen]
+        )
+        self.total_steps += len(lanes)
+        self.total_reward += float(rewards[chosen].sum())
+
+    def lanes_to_cut(self, lanes: list[int]) -> list[int]:
+        """Return those of the lanes whose episode a limit of the run ends after this step."""
         spec = self._spec
-        steps = spec.max_episode_steps
-        if steps is not None and int(self.table.lengths[lane]) >= steps:
-            return True
-        if spec.max_episode_seconds is None:
-            return False
-        seconds = (time.monotonic_ns() - int(self.table.begun_ns[lane])) / 1e9
-        return seconds >= spec.max_episode_seconds
+        if not spec.cuts_episodes:
+            return []
+        now = time.monotonic_ns()
+        steps, seconds = spec.max_episode_steps, spec.max_episode_seconds
+        return [
+            lane
+            for lane in lanes
+            if (steps is not None and self.table.lengths[lane] >= steps)
+            or (seconds is not None and now - self.table.begun_ns[lane] >= seconds * 1e9)
+        ]
 
     def summarise(
         self,
