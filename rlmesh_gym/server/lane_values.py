@@ -60,12 +60,3 @@ def as_flag(value: Any, name: str, lane: int) -> bool:
         return bool(value)
     message = f"lane {lane}: {name} must be a bool, got {value!r}"
     raise TypeError(message)
-
-
-def _blank(space: gym.Space[Any]) -> Any:
-    # Gymnasium's iterate() cannot take a batch of a Dict or Tuple without members apart.
-    if isinstance(space, Dict):
-        return {key: _blank(child) for key, child in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(_blank(child) for child in space.spaces)
-    return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1, np.zeros))))

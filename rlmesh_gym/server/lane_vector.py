@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
     ]
 
 __all__ = ["LaneVector"]
+
+
+def _blank(space: gym.Space[Any]) -> Any:
+    # Gymnasium's iterate() cannot take a batch of a Dict or Tuple without members apart.
+    if isinstance(space, Dict):
+        return {key: _blank(child) for key, child in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_blank(child) for child in space.spaces)
+    return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1, np.zeros))))
 
 
 _MISFITS = (TypeError, ValueError, OverflowError, AttributeError, IndexError)
