@@ -181,13 +181,10 @@ class ServedVector(ServedEnv):
 
 
 def _autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    own = getattr(envs.unwrapped, "autoreset_mode", None)
-    if isinstance(own, AutoresetMode):
-        # Gymnasium 1.1 lets all vectors of one env class share their metadata.
-        return own
-    mode = (envs.metadata or {}).get("autoreset_mode")
-    if mode is None:
-        mode = getattr(envs.unwrapped, "autoreset_mode", None)
+    mode = getattr(envs.unwrapped, "autoreset_mode", None)
+    if not isinstance(mode, AutoresetMode):
+        # Only then, since Gymnasium 1.1 lets all vectors of one env class share their metadata.
+        mode = (envs.metadata or {}).get("autoreset_mode", mode)
     if mode is None:
         python_warnings.warn(
             f"{envs} does not say how it resets its lanes (metadata['autoreset_mode']); "
