@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["claim", "explain_bind_failure"]
 
 _IN_USE = "address in use by another server"
+_BAD_CERTIFICATE = (
+    "the certificate cannot be used; tls: check that certificate_chain and private_key are PEM "
+    "files that belong together"
+)
 _PROBE_SECONDS = 1.0
 
 
@@ -37,12 +41,12 @@ def claim(address: Address) -> None:
             raise ConfigurationError(f"cannot listen on {address.display}: {reason}")
 
 
-def explain_bind_failure(address: Address) -> ConfigurationError:
+def explain_bind_failure(address: Address, *, uses_tls: bool) -> ConfigurationError:
     """Return the error for an address that gRPC could not bind."""
     reason = _why_not_bound(address) if address.kind == "tcp" else ""
-    return ConfigurationError(
-        f"cannot listen on {address.display}: {reason or 'the address cannot be bound'}"
-    )
+    if not reason:
+        reason = _BAD_CERTIFICATE if uses_tls else "the address cannot be bound"
+    return ConfigurationError(f"cannot listen on {address.display}: {reason}")
 
 
 def _claim_path(address: Address) -> None:

@@ -192,9 +192,9 @@ class GrpcHost:
             else:
                 port = server.add_secure_port(bind.target, self._credentials)
         except RuntimeError as error:
-            raise explain_bind_failure(bind) from error
+            raise explain_bind_failure(bind, uses_tls=self._credentials is not None) from error
         if port == 0:  # How older releases of gRPC say that they could not bind.
-            raise explain_bind_failure(bind)
+            raise explain_bind_failure(bind, uses_tls=self._credentials is not None)
         return bind.with_port(port) if bind.kind == "tcp" else bind
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:

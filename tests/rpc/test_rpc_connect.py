@@ -295,3 +295,12 @@ def test_mutual_tls(certificate: dict[str, str]) -> None:
 def test_tls_server_without_a_certificate() -> None:
     with pytest.raises(ConfigurationError, match="needs certificate_chain"), env_host(tls=True):
         pass
+
+
+def test_a_server_with_a_useless_certificate(certificate: dict[str, str]) -> None:
+    useless = {**certificate, "certificate_chain": __file__}
+    with (
+        pytest.raises(ConfigurationError, match="certificate cannot be used"),
+        env_host(tls=useless),
+    ):
+        pass
