@@ -356,7 +356,11 @@ class _Run:
 
 
 def _cancel_text(cancellation: EventLike | None, reason: Any) -> str:
-    text = reason() if callable(reason) else reason
+    try:
+        text = reason() if callable(reason) else reason
+    except Exception:
+        logger.exception("asking for the reason of the cancellation failed")
+        text = None
     if text is None:
         text = getattr(cancellation, "reason", None)
     return f"cancelled: {text}" if text and text != "cancelled" else "cancelled"
