@@ -205,6 +205,8 @@ class ModelAdapter:
         is_settled = self.grouping in (RowGrouping.TOGETHER, RowGrouping.APART)
         if is_settled or len(plan.lanes) == 1:
             return
+        if plan.is_joint is (self.grouping is RowGrouping.PROBING):
+            return  # It was sent before the question came up.
         is_chunked = plan.num_frames > 1
         if self.grouping is RowGrouping.PROBING:
             apart = is_chunked or self._rows_were_refused
@@ -217,14 +219,16 @@ class ModelAdapter:
     def should_split(self, plan: Plan, error: ModelError) -> bool:
         """Decide whether a refused plan is asked for again, one row at a time.
 
-        Only where several rows were never answered yet, and by the answer that the released package
-        gives for a model which takes one observation at a time. If the rows fail one by one too,
-        their own error is the one to tell.
+        Only where several rows in one request were never answered yet, and by the answer that the
+        released package gives for a model which takes one observation at a time. If the rows fail
+        one by one too, their own error is the one to tell.
         """
-        is_first = self.grouping is RowGrouping.UNKNOWN and len(plan.lanes) > 1
+        is_untried = self.grouping is RowGrouping.UNKNOWN or self._rows_were_refused
         is_refusal = error.code == "INTERNAL" and not error.is_recoverable
-        if not is_first or not is_refusal or self.history is not None:
+        if not (is_untried and plan.is_joint and is_refusal) or self.history is not None:
             return False
+        if self.grouping is not RowGrouping.UNKNOWN:  # Another plan has been told already.
+            return True
         self.grouping = RowGrouping.PROBING
         self._rows_were_refused = True
         return True

@@ -139,7 +139,7 @@ class LanePlanner:
                 plan.give_up()
             raise
         self._finish(plan, observations, bounds, planned)
-        # A prefetched plan may have come too late to have a frame left.
+        # A prefetched plan may have come too late to have a frame left, or have been refused.
         plan = self._ask(observations, bounds, planned | self._ahead.lanes())
         self._finish(plan, observations, bounds, planned)
         return planned
@@ -187,7 +187,12 @@ class LanePlanner:
 
     def _load_early(self, plan: Plan, rows: NDArray[np.intp]) -> None:
         is_new = plan.num_frames == 0
-        chunk, counts = plan.chunk()
+        try:
+            chunk, counts = plan.chunk()
+        except ModelError as error:
+            if not self._adapter.should_split(plan, error):
+                raise
+            return  # Those of its lanes that are due are asked for one by one.
         if is_new:
             self._adapter.learn(plan)
             self._delay.note_answer(plan.elapsed_ns)

@@ -135,6 +135,11 @@ class Plan:
         """Nanoseconds from sending to the last answer, or until now."""
         return max(pending.elapsed_ns for _, pending in self._requests)
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether several rows went out in one request."""
+        return len(self._requests) < len(self.lanes)
+
     def done(self) -> bool:
         """Return whether :meth:`chunk` returns, or raises, without waiting."""
         return all(pending.done() for _, pending in self._requests)

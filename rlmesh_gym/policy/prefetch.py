@@ -83,7 +83,6 @@ class PrefetchedPlans:
                 continue
             self._plans.remove(entry)
             yield plan, rows
-            # Reached only if reading it did not raise.
             is_open[rows] = False
-            if is_open.any():
+            if is_open.any() and plan.num_frames:  # It was read, so there is more to take.
                 self._plans.append(entry)

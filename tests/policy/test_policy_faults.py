@@ -29,6 +29,7 @@ from rlmesh_gym.errors import (
     UnsupportedCallError,
 )
 from rlmesh_gym.policy import RemotePolicy
+from rlmesh_gym.policy.adapter import RowGrouping
 from rlmesh_gym.rpc import GrpcHost, ModelServiceCallbacks, ModelSession, answer_handshake
 from rlmesh_gym.server import (
     EnvServer,
@@ -38,7 +39,7 @@ from rlmesh_gym.server import (
     PredictFrames,
     RouteNeeds,
 )
-from tests.policy.served_models import SPACES, TellingModel
+from tests.policy.served_models import ACTION_SPACE, OBSERVATION_SPACE, SPACES, TellingModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,6 +77,7 @@ def scripted_endpoint(
     answer: Callable[[interaction_pb2.PredictRequest], list[Any]],
     *,
     refuse_ends: bool = False,
+    refuse_batches: bool = False,
 ) -> Iterator[str]:
     """A model endpoint that resolves everything and answers predicts with these SpaceValues."""
 
@@ -83,7 +85,10 @@ def scripted_endpoint(
         for request in requests:
             response = interaction_pb2.JoinResponse(request_id=request.request_id)
             kind = request.WhichOneof("kind")
-            if kind == "predict":
+            if kind == "predict" and refuse_batches and len(request.predict.episode_info) > 1:
+                response.error.message = "one at a time"
+                response.error.code = interaction_pb2.MODEL_ERROR_CODE_INTERNAL
+            elif kind == "predict":
                 response.predict.actions.extend(answer(request.predict))
                 response.predict.SetInParent()
             elif kind == "reset_adapter" and refuse_ends:
@@ -506,3 +511,30 @@ def test_a_policy_is_neither_copied_nor_pickled() -> None:
                 attempt(policy)
             assert policy.endpoint in str(caught.value)
         policy(rows(1, 0))
+
+
+def test_rows_asked_for_ahead_that_are_refused_together_are_asked_for_one_by_one() -> None:
+    """As on a new connection, where it is not known yet what the model takes."""
+
+    def answer(request: interaction_pb2.PredictRequest) -> list[Any]:
+        (seen,) = SpaceCodec(OBSERVATION_SPACE).decode(request.observation, 1)
+        return actions_of(ACTION_SPACE, *[seen + np.eye(1, 4, 3) * frame for frame in range(4)])
+
+    def sight(t: int) -> Any:
+        return np.array([[lane, 0, t, 0] for lane in range(2)], np.float32)
+
+    with (
+        scripted_endpoint(answer, refuse_batches=True) as address,
+        RemotePolicy(address, **SPACES, num_envs=2, execution_horizon=4, prefetch=True) as policy,
+    ):
+        policy.predict(sight(0), episode_start=[True, True])
+        policy(sight(1))
+        stream = policy._adapter.session._connection.stream
+        assert stream is not None
+        stream._call.cancel()
+        assert stream.wait_ended(10)
+        for t in range(2, 12):
+            actions = policy(sight(t))
+            assert (actions[:, 2] + actions[:, 3] == t).all()
+        assert policy.stats.prefetch_calls > 0
+        assert policy._adapter.grouping is RowGrouping.APART

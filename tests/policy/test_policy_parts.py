@@ -222,6 +222,7 @@ class FakePlan:
     def __init__(self, *lanes: int) -> None:
         self.lanes = np.array(lanes)
         self.is_done = False
+        self.num_frames = 1
         self.given_up: list[int] = []
 
     def done(self) -> bool:
@@ -242,6 +243,16 @@ def test_prefetched_rows_are_taken_when_due_and_never_twice() -> None:
     assert plans.lanes().tolist() == [False, False, True]
     plan.is_done = True
     assert [rows.tolist() for _, rows in plans.take(~due & False, arrived=True)] == [[1]]
+    assert len(plans) == 0
+
+
+def test_a_refused_plan_is_not_kept_for_its_other_rows() -> None:
+    plans = PrefetchedPlans(3)
+    plan: Any = FakePlan(0, 2)
+    plan.num_frames = 0
+    plans.add(plan)
+    due = np.array([True, False, False])
+    assert [rows.tolist() for _, rows in plans.take(due, arrived=False)] == [[0]]
     assert len(plans) == 0
 
 
