@@ -15,6 +15,7 @@ import uuid6
 
 from rlmesh_gym.errors import ConfigurationError, Error
 from rlmesh_gym.runtime import events
+from rlmesh_gym.runtime.adapters import as_runtime_envs, as_runtime_model
 from rlmesh_gym.runtime.bottleneck import TimeShares
 from rlmesh_gym.runtime.calls import CancelledRunError, Waiter
 from rlmesh_gym.runtime.context import RunContext, TimedCalls
@@ -52,19 +53,22 @@ class RuntimeDriver:
 
     Args:
         spec: What to do.
-        env: The environment, or several endpoints of one environment: a
-            :class:`RemoteRuntimeEnv` or :class:`LocalRuntimeEnv`.
-        model: The model: a :class:`RemoteRuntimeModel` or :class:`LocalRuntimeModel`.
+        env: The environment, or a list of endpoints of one environment: an address, an
+            :class:`~rlmesh_gym.rpc.EnvSession`, a vector env or a single one, or any
+            :class:`~rlmesh_gym.runtime.protocols.RuntimeEnv`.
+        model: An address, a :class:`~rlmesh_gym.rpc.ModelSession`, a
+            :class:`~rlmesh_gym.RemotePolicy` for its connection, a handler, a function, or any
+            :class:`~rlmesh_gym.runtime.protocols.RuntimeModel`.
         hooks: Who watches and transforms; one, several, or none.
 
     Example:
         >>> import gymnasium as gym
-        >>> from rlmesh_gym.runtime import LocalRuntimeEnv, LocalRuntimeModel, RuntimeSessionSpec
+        >>> from rlmesh_gym.runtime import RuntimeSessionSpec
         >>> envs = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
         >>> driver = RuntimeDriver(
         ...     RuntimeSessionSpec(max_episodes=3, base_seed=7),
-        ...     LocalRuntimeEnv(envs),
-        ...     LocalRuntimeModel(lambda observations: (observations[:, 2] > 0).astype(int)),
+        ...     envs,
+        ...     lambda observations: (observations[:, 2] > 0).astype(int),
         ... )
         >>> report = driver.run()
         >>> len(report.episodes), report.stop_reason
@@ -75,13 +79,13 @@ class RuntimeDriver:
     def __init__(
         self,
         spec: RuntimeSessionSpec,
-        env: RuntimeEnv | Sequence[RuntimeEnv],
-        model: RuntimeModel,
+        env: Any,
+        model: Any,
         hooks: RuntimeHooks | Sequence[RuntimeHooks] | None = None,
     ) -> None:
         self.spec = spec
-        self.envs: tuple[RuntimeEnv, ...] = tuple(env) if isinstance(env, (list, tuple)) else (env,)  # type: ignore[assignment]
-        self.model = model
+        self.envs = as_runtime_envs(env)
+        self.model = as_runtime_model(model)
         self.hooks = hooks
 
     def run(

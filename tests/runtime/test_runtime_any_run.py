@@ -77,7 +77,7 @@ class Order(RuntimeHooks):
         self.failures.append(event.message)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     mode=st.sampled_from(list(AutoresetMode)),
     whole=st.booleans(),

@@ -491,22 +491,13 @@ def test_a_single_local_env_is_a_run_of_one_lane() -> None:
 
 
 def test_a_driver_runs_again(socket_dir: Path) -> None:
-    from rlmesh_gym.runtime import (
-        RemoteRuntimeEnv,
-        RemoteRuntimeModel,
-        RuntimeDriver,
-        RuntimeSessionSpec,
-    )
+    from rlmesh_gym.runtime import RuntimeDriver, RuntimeSessionSpec
 
     with (
         env_server(socket_dir, make("LANES")) as address,
         model_server(socket_dir, SteadyModel()) as model,
     ):
-        driver = RuntimeDriver(
-            RuntimeSessionSpec(max_episodes=3, base_seed=1),
-            RemoteRuntimeEnv(address),
-            RemoteRuntimeModel(model),
-        )
+        driver = RuntimeDriver(RuntimeSessionSpec(max_episodes=3, base_seed=1), address, model)
         first, second = driver.run(), driver.run()
     assert [episode.seed for episode in first.episodes] == [
         episode.seed for episode in second.episodes
