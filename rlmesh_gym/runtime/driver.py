@@ -41,8 +41,6 @@ __all__ = ["RuntimeDriver"]
 
 logger = logging.getLogger(__name__)
 
-Reason = "str | Callable[[], str | None] | None"
-
 
 class RuntimeDriver:
     """Runs a model in an environment: reset, then predict and step, until the spec is fulfilled.

@@ -165,11 +165,6 @@ class RuntimeSessionSpec:
         return _with_planned_seeds(replace(self, execution_horizon=int(horizon), **numbers))
 
     @property
-    def is_seeded(self) -> bool:
-        """Whether resets carry seeds."""
-        return self.base_seed is not None or bool(self.episode_seeds)
-
-    @property
     def cuts_episodes(self) -> bool:
         """Whether the driver may end an episode that the env would go on with."""
         return self.max_episode_steps is not None or self.max_episode_seconds is not None
