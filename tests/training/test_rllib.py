@@ -20,7 +20,8 @@ from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.testing import serving
 from tests.fake_envs import CountingEnv
 
-pytestmark = pytest.mark.training
+# Ray takes its time to start on a busy machine.
+pytestmark = [pytest.mark.training, pytest.mark.timeout(300)]
 
 REMOTE = "rlmesh_gym:rlmesh/Remote-v0"
 
@@ -67,7 +68,7 @@ def test_two_iterations_are_those_of_local_lanes() -> None:
 
 def test_two_iterations_with_a_worker() -> None:
     """The worker imports the package because the id names it."""
-    with serving(lambda: SyncVectorEnv([_cartpole] * 4), max_sessions=2) as address:
+    with serving(lambda: SyncVectorEnv([_cartpole] * 4), max_sessions=1) as address:
         config = configured(REMOTE, "vector_entry_point", num_env_runners=1, address=address)
         results = two_iterations(config)
     assert results[1][0] >= 128
