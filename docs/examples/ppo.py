@@ -27,7 +27,6 @@ GAE_LAMBDA = 0.9
 CLIP = 0.2
 EPOCHS = 6
 MINIBATCH = 256
-ENTROPY = 0.0
 MAX_GRADIENT_NORM = 0.5
 
 
@@ -180,7 +179,7 @@ def learn(
             gain = (gain - gain.mean()) / (gain.std(unbiased=False) + 1e-8)
             surrogate = torch.min(ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain).mean()
             error = (agent.value(observations[rows]) - targets[rows]).square().mean()
-            loss = 0.5 * error - surrogate - ENTROPY * policy.entropy().mean()
+            loss = 0.5 * error - surrogate
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(agent.parameters(), MAX_GRADIENT_NORM)

@@ -361,3 +361,23 @@ def test_several_endpoints() -> None:
             assert np.array_equal(got[0], expected[0])
             assert_infos(got[3], expected[3], "step")
         ours.close()
+
+
+def test_a_lost_endpoint_is_a_time_limit_to_training(socket_dir: Path) -> None:
+    """With ``on_failure="restart"`` the last real observation is what a value is taken of."""
+    address = f"unix://{socket_dir}/env.sock"
+    with serving([CountingEnv(9), CountingEnv(9)], address):
+        envs = RemoteVectorEnv(address, autoreset_mode="SameStep", on_failure="restart")
+        vec_env = as_vec_env(envs)
+        vec_env.reset()
+        vec_env.step(np.ones(2, dtype=np.int64))
+    with serving([CountingEnv(9, base=50.0), CountingEnv(9, base=60.0)], address):
+        observations, rewards, dones, infos = vec_env.step(np.ones(2, dtype=np.int64))
+        vec_env.close()
+    assert observations[:, 0].tolist() == [50.0, 60.0]
+    assert rewards.tolist() == [0.0, 0.0]
+    assert dones.all()
+    for info in infos:
+        assert info["terminal_observation"].tolist() == [1.0]
+        assert info["TimeLimit.truncated"]
+        assert info["interrupted"]
