@@ -14,7 +14,7 @@ from rlmesh_gym.codec.contract import (
     encode_env_spec,
 )
 from rlmesh_gym.codec.dtypes import DTYPES, decode_dtype, encode_dtype
-from rlmesh_gym.codec.lane_info import lane_info
+from rlmesh_gym.codec.lane_info import is_mask, lane_info
 from rlmesh_gym.codec.limits import MAX_MESSAGE_BYTES
 from rlmesh_gym.codec.metadata import (
     decode_meta_map,
@@ -47,5 +47,6 @@ __all__ = [
     "encode_meta_map",
     "encode_meta_value",
     "encode_space",
+    "is_mask",
     "lane_info",
 ]

@@ -29,7 +29,7 @@ def lane_info(infos: Mapping[str, Any], lane: int, num_envs: int) -> dict[str, A
     for key, value in infos.items():
         if is_mask(infos, key):
             continue
-        mask = _column(infos.get(f"_{key}"), num_envs)
+        mask = _mask(infos.get(f"_{key}"), num_envs)
         if mask is not None and not mask[lane]:
             continue
         if isinstance(value, dict):
@@ -43,6 +43,12 @@ def lane_info(infos: Mapping[str, Any], lane: int, num_envs: int) -> dict[str, A
 def is_mask(infos: Mapping[str, Any], key: str) -> bool:
     """Return whether ``key`` is the mask of another key."""
     return key.startswith("_") and key[1:] in infos and not isinstance(infos[key], dict)
+
+
+def _mask(value: Any, num_envs: int) -> Sequence[Any] | None:
+    if isinstance(value, np.ndarray) and value.ndim != 1:
+        return None  # An env's own key that only looks like one.
+    return _column(value, num_envs)
 
 
 def _column(value: Any, num_envs: int) -> Sequence[Any] | None:

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.env.conformance import ConformanceLog
+from rlmesh_gym.env.infos import FINAL_INFO
 from rlmesh_gym.env.infos import read_infos as read_wire_infos
 from rlmesh_gym.env.last_observation import LastObservation
 from rlmesh_gym.errors import ProtocolError, ResetNeededError, UnavailableError
@@ -66,6 +67,11 @@ class StepReply:
     def info(self, row: int) -> dict[str, Any]:
         """Return one row's info, fresh; empty when there is none."""
         return {} if self.infos is None else self.infos.row(row)
+
+    def final_info(self, row: int) -> dict[str, Any]:
+        """Return the last info of the episode that the endpoint itself ended within this step."""
+        info = self.info(row).get(FINAL_INFO)
+        return info if isinstance(info, dict) else {}
 
 
 class Endpoint:

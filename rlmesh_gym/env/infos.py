@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from rlmesh_gym._proto.spaces.v1 import value_pb2
-from rlmesh_gym.codec import decode_meta_map
+from rlmesh_gym.codec import decode_meta_map, is_mask, lane_info
 from rlmesh_gym.env.samples import read_sample
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ __all__ = [
     "BatchedInfos",
     "Infos",
     "LaneInfos",
+    "lane_values",
     "plain",
     "read_infos",
-    "share_of",
 ]
 
 FINAL_OBS = "final_obs"
@@ -75,7 +75,7 @@ class BatchedInfos:
 
     def row(self, index: int) -> dict[str, Any]:
         """Return the share of one row: the keys whose mask names it."""
-        return share_of(self._infos, index, self._num_rows)
+        return lane_values(lane_info(self._infos, index, self._num_rows))
 
     def arrays(self) -> dict[str, Any]:
         """Return the whole in Gymnasium's vector form."""
@@ -138,13 +138,18 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def lane_values(info: dict[str, Any]) -> dict[str, Any]:
+    """Return one lane's dict as its env gave it: lists of numbers are arrays, scalars Python's."""
+    return {key: value if key == FINAL_OBS else _lane_value(value) for key, value in info.items()}
+
+
 def _lane_value(value: Any) -> Any:
     if isinstance(value, list):
         array = _numbers(value)
         return value if array is None else array
     if isinstance(value, dict):
         return {key: _lane_value(item) for key, item in value.items()}
-    return value
+    return plain(value)
 
 
 _PLAIN_TYPES: dict[frozenset[type], type] = {
@@ -183,35 +188,6 @@ def _objects(values: list[Any]) -> NDArray[Any]:
     return array
 
 
-def _is_mask(key: str, infos: dict[str, Any]) -> bool:
-    return key.startswith("_") and key[1:] in infos
-
-
-def share_of(infos: dict[str, Any], row: int, num_rows: int) -> dict[str, Any]:
-    """Return one row's share of a batched dict, in lists or in arrays."""
-    share: dict[str, Any] = {}
-    for key, value in infos.items():
-        if _is_mask(key, infos):
-            continue
-        mask = infos.get(f"_{key}")
-        if (
-            mask is not None
-            and not isinstance(mask, dict)
-            and len(mask) == num_rows
-            and not mask[row]
-        ):
-            continue
-        if isinstance(value, dict):
-            share[key] = share_of(value, row, num_rows)
-        elif isinstance(value, np.ndarray):  # Already in vector form.
-            share[key] = plain(value[row])
-        elif isinstance(value, list) and len(value) == num_rows:
-            share[key] = value[row] if key == FINAL_OBS else _lane_value(value[row])
-        else:
-            share[key] = _lane_value(value)
-    return share
-
-
 def _arrays(infos: dict[str, Any], num_rows: int) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for key, value in infos.items():
@@ -220,6 +196,8 @@ def _arrays(infos: dict[str, Any], num_rows: int) -> dict[str, Any]:
         elif isinstance(value, list) and len(value) == num_rows:
             array = None if key == FINAL_OBS else _numbers(value)
             arrays[key] = _objects(value) if array is None else array
+        elif is_mask(infos, key):
+            arrays[key] = np.ones(num_rows, dtype=np.bool_)  # No mask at all.
         else:
             # Not per lane, as a vector env of its own kind may have it: every lane gets it.
             plain = _numbers([value])
@@ -228,6 +206,6 @@ def _arrays(infos: dict[str, Any], num_rows: int) -> dict[str, Any]:
             else:
                 arrays[key] = np.repeat(plain, num_rows, axis=0)
     for key in infos:
-        if f"_{key}" not in infos and not _is_mask(key, infos):
+        if f"_{key}" not in infos and not is_mask(infos, key):
             arrays[f"_{key}"] = np.ones(num_rows, dtype=np.bool_)
     return arrays

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlmesh_gym.env.infos import FINAL_OBS, BatchedInfos, plain, share_of
+from rlmesh_gym.codec import lane_info
+from rlmesh_gym.env.infos import FINAL_OBS, BatchedInfos, lane_values, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -58,6 +59,8 @@ def _merge(
     infos: dict[str, Any], info: dict[str, Any], lane: int, num_envs: int, add_info: AddInfo
 ) -> None:
     for key, value in info.items():
+        if not _has_mask_place(infos, key):
+            del infos[f"_{key}"]
         present = infos.get(key)
         nested = isinstance(value, dict) and key != FINAL_OBS
         if nested and (present is None or isinstance(present, dict)):
@@ -74,6 +77,12 @@ def _merge(
                 _widen(infos, key, lane, value, num_envs)
 
 
+def _has_mask_place(infos: dict[str, Any], key: str) -> bool:
+    # An env may have a key `_x` of its own beside `x`; whatever cannot be the mask must go.
+    present = infos.get(f"_{key}")
+    return present is None or (isinstance(present, np.ndarray) and present.ndim == 1)
+
+
 def _mark(infos: dict[str, Any], key: str, lane: int, num_envs: int) -> None:
     mask = infos.get(f"_{key}")
     if mask is None:
@@ -84,6 +93,8 @@ def _mark(infos: dict[str, Any], key: str, lane: int, num_envs: int) -> None:
 def _widen(infos: dict[str, Any], key: str, lane: int, value: Any, num_envs: int) -> None:
     """Turn ``infos[key]`` into an object array, since ``value`` does not fit what is there."""
     present = infos[key]
+    if f"_{key}" not in infos:
+        return  # The mask of another key, and as that it stays.
     if isinstance(present, np.ndarray) and present.dtype == object and present.ndim == 1:
         present[lane] = value
     else:
@@ -91,7 +102,7 @@ def _widen(infos: dict[str, Any], key: str, lane: int, value: Any, num_envs: int
         mask = infos[f"_{key}"]
         for other in np.flatnonzero(mask).tolist():
             wide[other] = (
-                share_of(present, other, num_envs)
+                lane_values(lane_info(present, other, num_envs))
                 if isinstance(present, dict)
                 else plain(present[other])
             )

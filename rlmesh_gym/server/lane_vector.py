@@ -17,9 +17,9 @@ from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from rlmesh_gym.codec import lane_info
 from rlmesh_gym.errors import ConfigurationError, ResetNeededError
 from rlmesh_gym.server.lane_values import as_flag, as_reward, detached
-from rlmesh_gym.server.vector_infos import lane_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +50,9 @@ _MISFITS = (TypeError, ValueError, OverflowError, AttributeError, IndexError)
 def _mixes_dicts(vector_infos: dict[str, Any], env_info: dict[str, Any]) -> bool:
     """Return whether a dict meets something else, which Gymnasium would not notice."""
     for key, value in env_info.items():
+        own = vector_infos.get(f"_{key}", env_info.get(f"_{key}"))
+        if isinstance(own, dict):
+            return True  # An env's own key where the mask belongs.
         present = vector_infos.get(key)
         if (
             present is not None
@@ -244,12 +247,16 @@ class LaneVector(VectorEnv[Any, Any, Any]):
         return vector_infos
 
     def _add_object(self, vector_infos: dict[str, Any], key: str, value: Any, env_num: int) -> None:
-        present, mask = vector_infos[key], vector_infos[f"_{key}"]
+        present, mask = vector_infos.get(key), vector_infos.get(f"_{key}")
+        if mask is None and present is not None:
+            return  # The mask of another key, and as that it stays.
+        if not (isinstance(mask, np.ndarray) and mask.ndim == 1):
+            mask = vector_infos[f"_{key}"] = np.zeros(self.num_envs, dtype=np.bool_)
         if not (isinstance(present, np.ndarray) and present.dtype == object):
             objects = np.full(self.num_envs, None, dtype=object)
             for lane in np.flatnonzero(mask).tolist():
                 if lane != env_num:
-                    objects[lane] = lane_share({key: present}, lane, self.num_envs)[key]
+                    objects[lane] = lane_info({key: present}, lane, self.num_envs)[key]
             vector_infos[key] = present = objects
         present[env_num] = value
         mask[env_num] = True

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from rlmesh_gym.codec import EnvContract, SpaceCodec
+from rlmesh_gym.codec import EnvContract, SpaceCodec, lane_info
 from rlmesh_gym.errors import CodecError, ConfigurationError
 from rlmesh_gym.server.lane_vector import LaneVector
 from rlmesh_gym.server.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
-from rlmesh_gym.server.vector_infos import encode_final_obs, lane_share, rows_of
+from rlmesh_gym.server.vector_infos import encode_final_obs, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -173,7 +173,7 @@ class ServedVector(ServedEnv):
             if not isinstance(infos, dict):  # An object array with a dict per lane.
                 own = infos[row]
                 return own if isinstance(own, dict) else {}
-        return lane_share(infos, row, self.num_envs)
+        return lane_info(infos, row, self.num_envs)
 
     def close(self) -> None:
         """Close the vector env."""

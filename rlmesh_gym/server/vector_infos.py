@@ -1,4 +1,4 @@
-"""Gymnasium's vector infos on their way to the wire: one lane's share, rows, terminal observations.
+"""Gymnasium's vector infos on their way to the wire: rows of some lanes, terminal observations.
 
 Pure functions on dicts of arrays with ``_key`` masks; they know no environment.
 """
@@ -18,33 +18,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import SpaceCodec
 
-__all__ = ["encode_final_obs", "lane_share", "rows_of"]
-
-
-def lane_share(infos: Mapping[str, Any], lane: int, num_envs: int) -> dict[str, Any]:
-    """Return what ``infos`` say about one lane, as the scalar env's own info would.
-
-    Keys whose mask leaves the lane out are left out; values that are not per lane are shared.
-
-    Args:
-        infos: Dict of per-lane arrays with ``_key`` masks, nested dicts likewise.
-        lane: Index of the lane.
-        num_envs: Length of the arrays.
-    """
-    share: dict[str, Any] = {}
-    for key, value in infos.items():
-        if key.startswith("_") and key[1:] in infos:
-            continue  # A mask.
-        mask = infos.get(f"_{key}")
-        if mask is not None and _has_rows(mask, num_envs) and not mask[lane]:
-            continue
-        if isinstance(value, dict):
-            share[key] = lane_share(value, lane, num_envs)
-        elif _has_rows(value, num_envs):
-            share[key] = value[lane]
-        else:
-            share[key] = value
-    return share
+__all__ = ["encode_final_obs", "rows_of"]
 
 
 def _has_rows(value: Any, num_envs: int) -> bool:

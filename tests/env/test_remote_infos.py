@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
 from rlmesh_gym.codec import SpaceCodec, encode_meta_map
 from rlmesh_gym.env import ConformanceWarning, RemoteVectorEnv
 from rlmesh_gym.env.conformance import ConformanceLog
+from rlmesh_gym.env.endpoint import StepReply
 from rlmesh_gym.env.infos import BatchedInfos, LaneInfos, read_infos
 from rlmesh_gym.env.joining import join
 from rlmesh_gym.env.samples import read_sample
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server import EnvServer
+from rlmesh_gym.server.lane_vector import LaneVector
 from tests.env.comparison import equal
 from tests.env.local_session import batched
-from tests.fake_envs import InfoVarietyEnv
+from tests.fake_envs import CountingEnv, InfoVarietyEnv
 
 
 def joined(*infos: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +117,28 @@ def _as_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _as_lists(item) for key, item in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.parametrize("mine", ["text", 7, [1, 2], {"deep": 1}, np.eye(2), None, np.arange(2)])
+@pytest.mark.parametrize("own_key_first", [True, False])
+def test_a_key_where_the_mask_of_another_belongs(mine: Any, own_key_first: bool) -> None:
+    info = {"_x": mine, "x": 1} if own_key_first else {"x": 1, "_x": mine}
+    lanes = LaneVector([CountingEnv() for _ in range(3)])
+    served: dict[str, Any] = {}
+    for lane in (1, 2):
+        served = lanes._add_info(served, info, lane)
+    for infos in (joined({}, info, info), served):
+        assert infos["x"].tolist() == [0, 1, 1]
+        assert len(infos["_x"]) == 3
+
+
+@pytest.mark.parametrize("value", [1, "text", [1], [None, {}], [{"a": 1}, 3]])
+def test_terminal_infos_that_are_no_dicts(value: Any) -> None:
+    infos = read({"final_info": value, "_final_info": 3}, 2, per_lane=False)
+    reply = StepReply(
+        SpaceValue(), np.zeros(2), np.ones(2, bool), np.zeros(2, bool), np.zeros(2, bool), infos
+    )
+    assert reply.final_info(1) == {}
 
 
 def test_the_first_value_chooses_the_dtype_as_in_gymnasium() -> None:

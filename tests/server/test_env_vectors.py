@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rlmesh_gym.codec import decode_meta_map
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
-from rlmesh_gym.server.vector_infos import lane_share, rows_of
+from rlmesh_gym.server.vector_infos import rows_of
 from tests.env_wire import Code, infos, masks, pb, serving_raw
 from tests.fake_envs import CountingEnv
 
@@ -171,28 +171,6 @@ def test_frames_that_do_not_match_the_lanes() -> None:
             env.frames = frames
             response = join.ask(pb.JoinRequest(render=pb.RenderRequest(env_indices=[1])))
             assert not response.render.HasField("frame")
-
-
-def test_the_share_of_a_lane() -> None:
-    told = {
-        "a": np.array([1, 2]),
-        "_a": np.array([True, False]),
-        "free": [5, 6],
-        "shared": "all",
-        "triple": np.arange(3),
-        "deep": {"x": np.array([7, 8]), "_x": [False, True], "y": (1, 2)},
-        "_deep": np.array([True, True]),
-        "_private": np.array([3, 4]),
-    }
-    assert lane_share(told, 0, 2).keys() == {"a", "free", "shared", "triple", "deep", "_private"}
-    assert lane_share(told, 0, 2)["a"] == 1
-    share = lane_share(told, 1, 2)
-    assert "a" not in share
-    assert share["free"] == 6
-    assert share["shared"] == "all"
-    assert share["triple"].tolist() == [0, 1, 2]
-    assert share["deep"] == {"x": 8, "y": 2}
-    assert share["_private"] == 4
 
 
 def test_the_rows_of_some_lanes() -> None:

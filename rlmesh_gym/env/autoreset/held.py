@@ -130,12 +130,12 @@ class HeldFirstObservation(Conversion):
                         endpoint=endpoint.address,
                         operation="step",
                     )
-                final_info = info.pop("final_info", {})
+                info.pop("final_info", None)
                 self._held[index] = (batch.take_rows([lane]), info)
                 rows = endpoint.codec.flatten_row(terminal)
                 batch.put_rows([lane], rows)
                 endpoint.last.keep_rows([index], rows)
-                infos[index] = final_info
+                infos[index] = reply.final_info(row)
             endpoint.record(index, reply, row, dict(infos[index]))
         return infos
 

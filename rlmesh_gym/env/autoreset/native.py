@@ -80,6 +80,6 @@ class NativeSameStep(Conversion):
         done = endpoint.advance(reply)
         if done:
             for row in done:
-                endpoint.record(row, reply, row, reply.info(row).get("final_info", {}))
+                endpoint.record(row, reply, row, reply.final_info(row))
             endpoint.begin(done)
         return self.rows(reply)

@@ -43,7 +43,7 @@ class SameStepByReset(Conversion):
             final[row] = {"final_obs": observation, "final_info": reply.info(row)}
             endpoint.record(row, reply, row, reply.info(row))
         for row in reset_already:
-            endpoint.record(row, reply, row, reply.info(row).get("final_info", {}))
+            endpoint.record(row, reply, row, reply.final_info(row))
         endpoint.begin(reset_already)
         infos: dict[int, dict[str, Any]] = {}
         if to_reset:
