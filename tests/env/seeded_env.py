@@ -35,6 +35,22 @@ def digest(value: Any) -> float:
     return float(flat.astype(np.float64) @ np.arange(1, len(flat) + 1, dtype=np.float64))
 
 
+def _sample(space: gym.Space[Any], generator: np.random.Generator) -> Any:
+    """Draw as ``space.sample()`` does, the same in every process.
+
+    Old versions of Gymnasium draw the letters of a Text from a set, whose order is each process's
+    own.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _sample(child, generator) for key, child in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_sample(child, generator) for child in space.spaces)
+    if isinstance(space, gym.spaces.Text):
+        length = int(generator.integers(space.min_length, space.max_length + 1))
+        return "".join(generator.choice(sorted(space.character_set), length).tolist())
+    return space.sample()
+
+
 class SeededEnv(gym.Env[Any, Any]):
     """Episodes of 1 to 9 steps whose ends, observations, rewards and infos depend on the actions.
 
@@ -53,7 +69,8 @@ class SeededEnv(gym.Env[Any, Any]):
         self.observation_space = CATALOGUE[space]
         self.action_space = CATALOGUE[action]
         self.observation_space.seed(17)
-        self._pool = [self.observation_space.sample() for _ in range(_POOL)]
+        generator = np.random.default_rng(17)
+        self._pool = [_sample(self.observation_space, generator) for _ in range(_POOL)]
         self._state = 1
         self.t = 0
         self.limit = 0

@@ -247,7 +247,7 @@ def test_a_single_env_after_a_late_answer() -> None:
     env = BlockingEnv(9, blocking=False)
     with (
         EnvServer(env) as server,
-        RemoteEnv(server.address, timeouts={"step": 0.1}) as remote,
+        RemoteEnv(server.address, timeouts={"step": 0.5}) as remote,
     ):
         remote.reset()
         env.blocking = True

@@ -26,6 +26,7 @@ NEXT, SAME, DISABLED = (
 )
 MODES = (NEXT, SAME, DISABLED)
 LANES = 3
+VERSION = tuple(int(part) for part in gym.__version__.split(".")[:3])
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,11 @@ def clipped_each_action(env: Any) -> Any:
     )
 
 
+def statistics(env: Any) -> Any:
+    # Before 1.2.2 these two do not go together: the one leaves out masks that the other needs.
+    return wrappers.RecordEpisodeStatistics(env) if VERSION >= (1, 2, 2) else env
+
+
 IN_EVERY_MODE: dict[str, Wrap] = {
     "RecordEpisodeStatistics": wrappers.RecordEpisodeStatistics,
     "NormalizeReward": wrappers.NormalizeReward,
@@ -77,7 +83,7 @@ IN_EVERY_MODE: dict[str, Wrap] = {
     "VectorizeTransformAction": clipped_each_action,
     "DictInfoToList": wrappers.DictInfoToList,
     "a stack": lambda env: wrappers.DictInfoToList(
-        wrappers.NormalizeReward(wrappers.RecordEpisodeStatistics(wrappers.ClipAction(env)))
+        wrappers.NormalizeReward(statistics(wrappers.ClipAction(env)))
     ),
 }
 OF_OBSERVATIONS: dict[str, Wrap] = {
@@ -165,16 +171,23 @@ def test_on_endpoints_of_the_released_package(endpoints: SharedEndpoints, kind: 
 def test_what_a_wrapper_refuses_it_refuses_here_too(
     endpoints: SharedEndpoints, wrap: Wrap, mode: AutoresetMode
 ) -> None:
+    def refusal(env: Any) -> type[Exception] | None:
+        try:
+            wrap(env)
+        except (ValueError, AssertionError) as error:  # The latter in old versions.
+            return type(error)
+        return None
+
     local = reference(LANES, mode, **SPACES)
-    with pytest.raises(ValueError, match="utoreset") as expected:
-        wrap(local)
+    expected = refusal(local)
     local.close()
-    with connect(endpoints, mode) as envs, pytest.raises(ValueError, match="utoreset") as got:
-        wrap(envs)
-    assert type(got.value) is type(expected.value)
+    with connect(endpoints, mode) as envs:
+        assert refusal(envs) is expected is not None
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@pytest.mark.parametrize(
+    "mode", MODES if VERSION >= (1, 4) else (NEXT, DISABLED), ids=lambda mode: mode.value
+)
 def test_statistics_agree_with_the_episode_log(
     endpoints: SharedEndpoints, mode: AutoresetMode
 ) -> None:
@@ -216,6 +229,7 @@ def test_a_partial_reset_keeps_the_statistics_of_running_lanes() -> None:
         assert infos["episode"]["r"].tolist() == [1.0, 8.0]
 
 
+@pytest.mark.skipif(not hasattr(wrappers, "RecordVideo"), reason="only since Gymnasium 1.2")
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_videos(endpoints: SharedEndpoints, tmp_path: Path, mode: AutoresetMode) -> None:
     kwargs: dict[str, Any] = {"space": "discrete", "action": "discrete"}
