@@ -233,12 +233,12 @@ class TextLeaf(Leaf):
     def decode(self, data: bytes, num_rows: int) -> NDArray[Any]:
         """Return an object array of new strings."""
         rows = np.empty(num_rows, _OBJECT)
-        rows[:] = decode_text_slab(data, num_rows, self.path)
+        rows[:] = decode_text_slab(bytes(data), num_rows, self.path)
         return rows
 
     def decode_into(self, data: bytes, out: NDArray[Any]) -> None:
         """Fill ``out`` with new strings."""
-        out[:] = decode_text_slab(data, len(out), self.path)
+        out[:] = decode_text_slab(bytes(data), len(out), self.path)
 
     def empty(self, num_rows: int) -> NDArray[Any]:
         """Return rows of empty strings."""

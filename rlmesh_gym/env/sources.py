@@ -101,6 +101,7 @@ class AddressSource:
             token=options.token or "",
             tls=options.tls,
             timeouts=options.timeouts,
+            raw_observations=True,
         )
 
     def close(self, timeout: float | None) -> None:
@@ -142,7 +143,10 @@ class EmbeddedSource:
     def _connect(self) -> EnvSession:
         options = self._options
         session = EnvSession.open(
-            self.server.address(), token=options.token or "", timeouts=options.timeouts
+            self.server.address(),
+            token=options.token or "",
+            timeouts=options.timeouts,
+            raw_observations=True,
         )
         self._has_served = True
         return session

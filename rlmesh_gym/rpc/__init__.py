@@ -16,6 +16,7 @@ from rlmesh_gym.rpc.handshake import (
     answer_handshake,
     peer_info,
 )
+from rlmesh_gym.rpc.large_answers import LARGE_BYTES, assemble
 from rlmesh_gym.rpc.model_session import ModelSession, model_error
 from rlmesh_gym.rpc.pending import Pending
 from rlmesh_gym.rpc.serving import (
@@ -31,6 +32,7 @@ __all__ = [
     "CONCURRENT_PREDICT",
     "EDITION",
     "FINAL_OBS",
+    "LARGE_BYTES",
     "MAX_OUTSTANDING",
     "OBSERVATION_HISTORY",
     "PARTIAL_RESET",
@@ -50,6 +52,7 @@ __all__ = [
     "Timeouts",
     "TimeoutsLike",
     "answer_handshake",
+    "assemble",
     "model_error",
     "parse_address",
     "parse_bind_address",

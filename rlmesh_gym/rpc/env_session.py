@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2, service_pb2
@@ -18,6 +19,7 @@ from rlmesh_gym.errors import (
 )
 from rlmesh_gym.rpc.connection import Connection, Service
 from rlmesh_gym.rpc.handshake import EDITION, PARTIAL_RESET, SUBSET_STEP
+from rlmesh_gym.rpc.large_answers import parse_answer
 from rlmesh_gym.rpc.pending import JoinMethod, Pending
 
 if TYPE_CHECKING:
@@ -64,10 +66,11 @@ _SERVICE = Service(
     join=JoinMethod(
         path="/rlmesh.env.v1.EnvService/Join",
         kind="env",
-        response_type=interaction_pb2.JoinResponse,
+        parse=interaction_pb2.JoinResponse.FromString,
         error=_in_band_error,
     ),
 )
+_RAW_SERVICE = replace(_SERVICE, join=replace(_SERVICE.join, parse=parse_answer))
 
 
 class EnvSession:
@@ -126,6 +129,7 @@ class EnvSession:
         token: str | None = None,
         tls: TLSLike = None,
         timeouts: TimeoutsLike = None,
+        raw_observations: bool = False,
     ) -> EnvSession:
         """Connect to ``address`` and shake hands. Blocks up to ``timeouts.connect``.
 
@@ -134,6 +138,9 @@ class EnvSession:
             token: What the server asks for, else ``RLMESH_GYM_TOKEN``.
             tls: See :meth:`~rlmesh_gym.rpc.config.TLSConfig.from_value`.
             timeouts: See :meth:`~rlmesh_gym.rpc.config.Timeouts.from_value`.
+            raw_observations: Large observations of resets and steps are not parsed: instead of a
+                ``SpaceValue`` they are a :class:`~rlmesh_gym.rpc.large_answers.RawValue`, which a
+                codec decodes with fewer copies.
 
         Raises:
             ConfigurationError: An address or option that cannot work; nothing was opened.
@@ -142,7 +149,8 @@ class EnvSession:
             AuthenticationError: The token was refused.
             ProtocolError: A model endpoint, another protocol, or a contract that cannot be read.
         """
-        connection = Connection(_SERVICE, address, token=token, tls=tls, timeouts=timeouts)
+        service = _RAW_SERVICE if raw_observations else _SERVICE
+        connection = Connection(service, address, token=token, tls=tls, timeouts=timeouts)
         try:
             return cls(connection, connection.handshake("env-client"))
         except BaseException:

@@ -89,7 +89,7 @@ _SERVICE = Service(
     join=JoinMethod(
         path="/rlmesh.model.v1.ModelService/Join",
         kind="model",
-        response_type=interaction_pb2.JoinResponse,
+        parse=interaction_pb2.JoinResponse.FromString,
         error=_in_band_error,
     ),
 )
@@ -303,6 +303,12 @@ class ModelSession:
     def request_shutdown(self, reason: str = "") -> tuple[bool, str]:
         """Ask the server to stop; return whether it will, and what it says."""
         return self._connection.shutdown(reason)
+
+    def hang_up(self) -> None:
+        """Drop the stream with all that is in flight; the next request opens a new one."""
+        stream = self._connection.stream
+        if stream is not None:
+            stream.cancel()
 
     def close(self, reason: str = "", *, env_id: str = "", episode_ids: Sequence[str] = ()) -> None:
         """End the session, within ``timeouts.close``; never raises, and may be called again.

@@ -28,13 +28,13 @@ class JoinMethod:
     Attributes:
         path: The method's full name, as gRPC calls it.
         kind: ``"env"`` or ``"model"``.
-        response_type: Message class of the answers.
+        parse: Reads an answer; raises protobuf's ``DecodeError``.
         error: Turns an in-band error into one of this package's.
     """
 
     path: str
     kind: str
-    response_type: Any
+    parse: Callable[[bytes], Any]
     error: Callable[[Any, Pending[Any]], Error]
 
 

@@ -187,7 +187,7 @@ class JoinStream:
         # Runs on gRPC's thread as the "deserializer" of an answer. An exception here would only be
         # logged by gRPC, so everything is turned into the failure of a request.
         try:
-            response = self._method.response_type.FromString(data)
+            response = self._method.parse(data)
         except DecodeError as error:
             text = f"an answer cannot be read ({error}); the endpoint breaks the protocol"
             self._end(lambda pending: self._protocol_error(pending, text))

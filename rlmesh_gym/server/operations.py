@@ -14,11 +14,10 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym.codec import decode_meta_map, encode_meta_map
-from rlmesh_gym.rpc import EDITION
+from rlmesh_gym.rpc import EDITION, LARGE_BYTES, assemble
 from rlmesh_gym.server.conformance import Conformance
 from rlmesh_gym.server.episodes import EpisodeBook
 from rlmesh_gym.server.frames import encode_frame
-from rlmesh_gym.server.large_answers import LARGE_BYTES, assemble
 from rlmesh_gym.server.refusals import (
     ErrorCode,
     RefusedError,

@@ -14,9 +14,9 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 from rlmesh_gym._proto.spaces.v1 import value_pb2
+from rlmesh_gym.rpc import assemble
 from rlmesh_gym.server.frames import encode_frame
 from rlmesh_gym.server.lane_vector import LaneVector
-from rlmesh_gym.server.large_answers import assemble
 from tests.env_wire import Code, RawClient, infos, pb, serving_raw
 from tests.fake_envs import (
     ActionTypeEnv,

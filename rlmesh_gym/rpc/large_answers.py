@@ -1,0 +1,210 @@
+"""An env's answers with large observations, put together from their parts and taken apart again.
+
+Protobuf copies a field of bytes several times: on its way out into the message, through a growing
+buffer, into the result; on its way in into the message and out of it once more. Here the memory of
+the observation goes straight into the encoded answer, and comes out as a view of the received one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym._proto.env.v1 import interaction_pb2
+from rlmesh_gym._proto.spaces.v1 import value_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["LARGE_BYTES", "RawValue", "assemble", "parse_answer"]
+
+LARGE_BYTES = 16 * 1024
+"""From here on doing it by hand is quicker."""
+
+_LENGTH_DELIMITED = 2
+_MAX_VARINT_BITS = 64
+_FIXED_BYTES = {1: 8, 5: 4}
+
+
+class RawValue:
+    """A ``SpaceValue`` that was never parsed.
+
+    Attributes:
+        leaves: As in the message; views of the received answer, which they keep alive.
+    """
+
+    __slots__ = ("leaves",)
+
+    def __init__(self, leaves: list[memoryview]) -> None:
+        self.leaves = leaves
+
+
+class _Body:
+    """A ``ResetResponse`` or ``StepResponse`` whose observation is a :class:`RawValue`."""
+
+    __slots__ = ("_message", "observation")
+
+    def __init__(self, message: Any, observation: RawValue) -> None:
+        self._message = message
+        self.observation = observation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
+class _Answer:
+    """A ``JoinResponse`` around a :class:`_Body`."""
+
+    __slots__ = ("_kind", "_message", "_observation")
+
+    def __init__(self, message: Any, kind: str, observation: RawValue) -> None:
+        self._message = message
+        self._kind = kind
+        self._observation = observation
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._message, name)
+        return _Body(value, self._observation) if name == self._kind else value
+
+
+def _tag(number: int) -> bytes:
+    return _varint(number << 3 | _LENGTH_DELIMITED)
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:  # noqa: PLR2004 - seven bits a byte
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _number(message: type[object], name: str) -> int:
+    descriptor = message.DESCRIPTOR  # type: ignore[attr-defined]
+    return int(descriptor.fields_by_name[name].number)
+
+
+_BODIES = {"reset": interaction_pb2.ResetResponse, "step": interaction_pb2.StepResponse}
+_ARM_NUMBERS = {name: _number(interaction_pb2.JoinResponse, name) for name in _BODIES}
+_ARM_NAMES = {number: name for name, number in _ARM_NUMBERS.items()}
+_OBSERVATION_NUMBERS = {name: _number(body, "observation") for name, body in _BODIES.items()}
+_LEAF_NUMBER = _number(value_pb2.SpaceValue, "leaves")
+_ARMS = {name: _tag(number) for name, number in _ARM_NUMBERS.items()}
+_OBSERVATIONS = {name: _tag(number) for name, number in _OBSERVATION_NUMBERS.items()}
+_LEAF = _tag(_LEAF_NUMBER)
+
+
+def assemble(response: interaction_pb2.JoinResponse, leaves: Sequence[bytes | memoryview]) -> bytes:
+    """Encode ``response`` with ``leaves`` as its observation.
+
+    Args:
+        response: The answer to a reset or a step, without observation; its arm is cleared.
+        leaves: Bytes of each leaf.
+    """
+    kind = response.WhichOneof("kind") or ""
+    rest: bytes = getattr(response, kind).SerializeToString()
+    response.ClearField(kind)  # type: ignore[arg-type]
+    value: list[bytes | memoryview] = []
+    for leaf in leaves:
+        value += (_LEAF, _varint(len(leaf)), leaf)
+    value_bytes = sum(map(len, value))
+    observation = _OBSERVATIONS[kind] + _varint(value_bytes)
+    return b"".join(
+        [
+            response.SerializeToString(),
+            _ARMS[kind],
+            _varint(len(observation) + value_bytes + len(rest)),
+            observation,
+            *value,
+            rest,
+        ]
+    )
+
+
+def parse_answer(data: bytes) -> Any:
+    """Parse a ``JoinResponse``, whose observation stays in ``data`` where it is large.
+
+    Args:
+        data: The encoded answer.
+
+    Returns:
+        The message, or something that reads like it and whose observation is a :class:`RawValue`.
+
+    Raises:
+        google.protobuf.message.DecodeError: ``data`` is no such message.
+    """
+    if len(data) < LARGE_BYTES:
+        return interaction_pb2.JoinResponse.FromString(data)
+    try:
+        parts = _take_apart(memoryview(data))
+    except IndexError:  # Cut off, or nothing that makes a message: protobuf says what it is.
+        parts = None
+    if parts is None:
+        return interaction_pb2.JoinResponse.FromString(data)
+    kind, leaves, rest = parts
+    return _Answer(interaction_pb2.JoinResponse.FromString(rest), kind, RawValue(leaves))
+
+
+def _take_apart(data: memoryview) -> tuple[str, list[memoryview], bytes] | None:
+    """Return the arm, the observation's leaves and the answer without them.
+
+    None unless there is exactly one arm with exactly one observation; protobuf would merge several.
+    """
+    arms = [field for field in _fields(data, 0, len(data)) if field[0] in _ARM_NAMES]
+    if len(arms) != 1 or arms[0][1] < 0:
+        return None
+    number, begin, end, tag = arms[0]
+    kind = _ARM_NAMES[number]
+    inner = [f for f in _fields(data, begin, end) if f[0] == _OBSERVATION_NUMBERS[kind]]
+    if len(inner) != 1 or inner[0][1] < 0:
+        return None
+    _, first, last, cut = inner[0]
+    leaves: list[memoryview] = []
+    for number, begin_leaf, end_leaf, _ in _fields(data, first, last):
+        if number != _LEAF_NUMBER or begin_leaf < 0:
+            return None
+        leaves.append(data[begin_leaf:end_leaf])
+    body = b"".join((data[begin:cut], data[last:end]))
+    rest = b"".join((data[:tag], _ARMS[kind], _varint(len(body)), body, data[end:]))
+    return kind, leaves, rest
+
+
+def _fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield ``(number, begin, end, tag)`` of each field, the positions in ``data``.
+
+    ``begin`` is -1 for fields that are not length-delimited.
+
+    Raises:
+        IndexError: Not a message.
+    """
+    at = begin
+    while at < end:
+        tag = at
+        key, at = _read_varint(data, at)
+        wire_type = key & 7
+        start = -1
+        if wire_type == _LENGTH_DELIMITED:
+            size, at = _read_varint(data, at)
+            start = at
+            at += size
+        elif wire_type == 0:
+            _, at = _read_varint(data, at)
+        elif wire_type in _FIXED_BYTES:
+            at += _FIXED_BYTES[wire_type]
+        else:
+            at = end + 1  # Groups, which no message here has.
+        if at > end:
+            raise IndexError(at)
+        yield key >> 3, start, at, tag
+
+
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while shift < _MAX_VARINT_BITS:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004 - seven bits a byte
+            return number, at
+        shift += 7
+    raise IndexError(at)
