@@ -218,11 +218,13 @@ def compare(
             seeds: Any = None
             if generator.random() < 0.5 and not plain_resets:
                 seeds = [int(value) for value in generator.integers(0, 1000, num_envs)]
-            options = {"reset_mask": mask.copy()}
+                if can_reset_lanes and bare_options:
+                    seeds[int(generator.integers(num_envs))] = None
+            options: dict[str, Any] = {"reset_mask": mask.copy()}
             leveled = generator.random() < 0.3 and not plain_resets
             if leveled and (bare_options or seeds is not None):
-                options["level"] = np.float64(2.5)  # type: ignore[assignment]
-            reset(seed=seeds, options=options)
+                options["level"] = np.float64(2.5)
+            reset(seed=seeds, options=None if mask.all() and not leveled else options)
             ended &= ~mask
             for lane in np.flatnonzero(mask).tolist():
                 ledger.begin(lane, None if seeds is None else seeds[lane])
