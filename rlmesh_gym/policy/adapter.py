@@ -241,6 +241,19 @@ class ModelAdapter:
         """
         self._evictions.end(episode_ids)
 
+    def start_over(self, bounds: Boundaries) -> None:
+        """Go on over a new connection, as what went out over the old one may be half a request.
+
+        The model is told to end the episodes that run no more, and to forget what it has stacked of
+        the others.
+        """
+        self.session.hang_up()
+        lanes = np.flatnonzero(bounds.active).tolist()
+        running = [bounds.episode_ids[lane] for lane in lanes]
+        self._evictions.keep(running)
+        if self.history is not None:
+            self._evictions.forget(running)
+
     def close(self) -> None:
         """Release the adapter and close the session, within ``timeouts.close``; never raises."""
         if self._is_resolved:

@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_gym.errors import ModelError, RemoteError
+from rlmesh_gym.errors import Error, ModelError, RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,6 +54,11 @@ class EpisodeEvictions:
         self._stats.evicted_episodes += len(known)
         self._send(known)
 
+    def keep(self, episode_ids: Iterable[str]) -> None:
+        """End all episodes but these."""
+        kept = set(episode_ids)
+        self.end([episode_id for episode_id in self._live if episode_id not in kept])
+
     def forget(self, episode_ids: Iterable[str]) -> None:
         """Make the model drop what it keeps of episodes that go on."""
         known = [episode_id for episode_id in episode_ids if episode_id in self._live]
@@ -71,7 +76,7 @@ class EpisodeEvictions:
         """Send what was kept back; the model is set up."""
         unsent, self._unsent = self._unsent, []
         if unsent:
-            self._send(unsent)
+            self._send(list(dict.fromkeys(unsent)))
 
     def end_all(self) -> list[str]:
         """Count every episode as over, and return those that the model has to be told of."""
@@ -90,7 +95,7 @@ class EpisodeEvictions:
                 # The actions are right all the same; the model only keeps more than it should.
                 message = f"ended episodes could not be evicted from the model: {error}"
                 warnings.warn(message, stacklevel=6)
-            except RemoteError as error:
+            except Error as error:  # The connection was lost or given up.
                 _LOGGER.debug("%s: evicting episodes: %s", self._session.endpoint, error)
                 self._unsent.extend(episode_ids)
 

@@ -75,6 +75,17 @@ class LanePlanner:
         touched[indices] = True
         self._stats.dropped_rows += self._ahead.drop_lanes(touched)
 
+    def start_over(self, bounds: Boundaries) -> None:
+        """Plan every lane anew, after a step that was broken off at a place that nobody knows.
+
+        Args:
+            bounds: As for the :meth:`step` that follows.
+        """
+        self._adapter.start_over(bounds)
+        self.flush()
+        if self._adapter.history is not None:
+            self._adapter.history.begin(np.arange(self._replay.num_lanes), self._step)
+
     def step(self, observations: Leaves, bounds: Boundaries) -> Leaves:
         """Give every lane its action for these observations.
 

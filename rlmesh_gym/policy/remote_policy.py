@@ -10,7 +10,7 @@ import uuid6
 from gymnasium import spaces
 
 from rlmesh_gym.codec import SpaceCodec
-from rlmesh_gym.errors import ClosedError, UnsupportedCallError
+from rlmesh_gym.errors import ClosedError, Error, UnsupportedCallError
 from rlmesh_gym.policy.adapter import ModelAdapter
 from rlmesh_gym.policy.ensemble import make_replay
 from rlmesh_gym.policy.env_view import filler_action, view_env
@@ -86,7 +86,8 @@ class RemotePolicy:
     ``ModelError`` with code ``INVALID_RESPONSE`` means an answer without frames, with another
     number of rows, with NaN, or with a value outside a Discrete or MultiDiscrete. Actions outside a
     Box, or Text that does not fit, are passed on, since envs commonly clip them; a warning tells
-    the first per leaf. A late answer is never used.
+    the first per leaf. A late answer is never used. After Ctrl-C the policy goes on too, with new
+    plans for all lanes.
 
     Not safe for use by several threads at once.
 
@@ -150,6 +151,7 @@ class RemotePolicy:
         self.execution_horizon = execution_horizon
         self.env_id = str(uuid6.uuid7())
         self.closed = False
+        self._is_torn = False  # A call was broken off halfway, as by Ctrl-C.
         self._episodes = view.episodes
         self._observation_codec = SpaceCodec(view.single_observation_space, "observation")
         self._action_codec = SpaceCodec(view.single_action_space, "action")
@@ -255,8 +257,7 @@ class RemotePolicy:
             if is_batched
             else self._observation_codec.flatten_row(observation)
         )
-        actions = self._planner.step(leaves, self._episodes.look(episode_start))
-        return self._nest(actions, is_batched=is_batched), state
+        return self._act(leaves, episode_start, is_batched=is_batched), state
 
     def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
         """Take in the flags of a step of a local env, so that episodes are kept apart.
@@ -298,10 +299,24 @@ class RemotePolicy:
         self.closed = True
         self._adapter.close()
 
-    def _nest(self, actions: Leaves, *, is_batched: bool) -> Any:
-        if is_batched:
-            return self._action_codec.unflatten(actions, self.num_envs)
-        return self._action_codec.unflatten_row(actions, 0)
+    def _act(self, leaves: Leaves, episode_start: ArrayLike | None, *, is_batched: bool) -> Any:
+        was_torn, self._is_torn = self._is_torn, True
+        try:
+            bounds = self._episodes.look(episode_start)
+            if was_torn:
+                self._planner.start_over(bounds)
+                was_torn = False
+            actions = self._planner.step(leaves, bounds)
+        except Error:  # Nothing was taken; the same call can be repeated.
+            self._is_torn = was_torn
+            raise
+        nested = (
+            self._action_codec.unflatten(actions, self.num_envs)
+            if is_batched
+            else self._action_codec.unflatten_row(actions, 0)
+        )
+        self._is_torn = False
+        return nested
 
     def _check_open(self, operation: str) -> None:
         if self.closed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections import defaultdict
 from typing import Any
 
@@ -204,3 +206,44 @@ def test_a_plan_given_up_on_its_way_leaves_no_gap(fails: int) -> None:
         assert [frame.step for frame in last.history] == [1, 2]
         assert last.step == 3
         assert model.ended == list(last.episode_ids)
+
+
+class ForgettingModel(StackingModel):
+    def reset_adapter(self, env_id: str, episode_ids: Any) -> None:
+        super().reset_adapter(env_id, episode_ids)
+        for episode_id in episode_ids:
+            self.seen.pop(episode_id, None)
+
+
+@pytest.mark.parametrize("place", ["_episodes.look", "_planner._replay.pop", "_adapter.plan"])
+def test_after_an_interrupt_anywhere_every_lane_starts_over(place: str) -> None:
+    """Ctrl-C may come after a frame was taken, or after an episode's beginning was noticed."""
+    model = ForgettingModel()
+    random = np.random.default_rng(6)
+    lanes = ScriptedLanes(
+        lambda: random.integers(1, 9), AutoresetMode.NEXT_STEP, chunk=4, num_envs=3
+    )
+    observations = lanes.reset()
+    owner_name, method_name = place.rsplit(".", 1)
+    with (
+        ModelServer(model) as server,
+        RemotePolicy(server.address, lanes, execution_horizon=4, prefetch=True) as policy,
+    ):
+        owner = operator.attrgetter(owner_name)(policy)
+        method = getattr(owner, method_name)
+
+        def interrupted(*arguments: Any) -> None:
+            method(*arguments)
+            raise KeyboardInterrupt
+
+        for step in range(60):
+            if step % 5 == 2:
+                setattr(owner, method_name, interrupted)
+                with contextlib.suppress(KeyboardInterrupt):  # Not every step asks for a plan.
+                    check_origin(lanes, policy(observations))
+                    observations, _, _ = lanes.step()
+                setattr(owner, method_name, method)
+            check_origin(lanes, policy(observations))
+            observations, _, _ = lanes.step()
+        policy(observations)
+        assert set(model.seen) <= set(lanes.episode_ids)
