@@ -324,13 +324,21 @@ class RemotePolicy:
             raise ClosedError(message)
 
 
-def _is_single(space: gymnasium.Space[Any], value: Any) -> bool:
-    """Tell one observation from a batch of one, by the first leaf that shows the difference."""
+def _is_single(space: gymnasium.Space[Any], value: Any) -> bool | None:
+    """Tell one observation from a batch of one, by the first leaf that shows the difference.
+
+    Returns:
+        None where nothing shows it, as in an empty Dict or in what fits neither.
+    """
     if isinstance(space, spaces.Dict):
-        children = [(child, value.get(key)) for key, child in space.spaces.items()]
-        return _is_single(*children[0]) if children and isinstance(value, dict) else False
-    if isinstance(space, spaces.Tuple):
-        return bool(space.spaces) and _is_single(space.spaces[0], value[0])
-    if isinstance(space, spaces.Text):
+        named = value if isinstance(value, dict) else {}
+        children = [(child, named[key]) for key, child in space.items() if key in named]
+    elif isinstance(space, spaces.Tuple):
+        members = value if isinstance(value, (tuple, list)) else ()
+        children = list(zip(space.spaces, members, strict=False))
+    elif isinstance(space, spaces.Text):
         return isinstance(value, str)
-    return np.ndim(value) == len(space.shape or ())
+    else:
+        return np.ndim(value) == len(space.shape or ())
+    answers = (_is_single(child, member) for child, member in children)
+    return next((answer for answer in answers if answer is not None), None)

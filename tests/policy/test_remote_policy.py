@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
 
 import rlmesh_gym as rg
+from rlmesh_gym.errors import CodecError
 from rlmesh_gym.policy import RemotePolicy
 from rlmesh_gym.server import EnvServer, ModelHandler, ModelServer, PredictFrames
 from tests.catalogue import SPACE_IDS, SPACES
@@ -323,3 +324,32 @@ def test_ids_of_two_policies_never_meet(echo: str) -> None:
         assert one.env_id != other.env_id
         assert one(1) == 1
         assert other(0) == 0
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict({"a": spaces.Dict({}), "b": spaces.Box(0, 1, (2,))}),
+        spaces.Tuple((spaces.Tuple(()), spaces.Discrete(3))),
+        spaces.Dict({"a": spaces.Tuple((spaces.Dict({}),)), "b": spaces.Text(4)}),
+    ],
+)
+def test_one_observation_is_known_by_the_first_leaf_there_is(
+    space: gym.Space[Any], echo: str
+) -> None:
+    with RemotePolicy(echo, single_observation_space=space, single_action_space=space) as policy:
+        observation = space.sample()
+        assert data_equivalence(policy(observation), observation)
+
+
+@pytest.mark.parametrize("wrong", [(), {}, None, 3, ({},), {"a": ()}])
+def test_a_value_of_another_form_is_refused(wrong: Any, echo: str) -> None:
+    for space in (
+        spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Discrete(3))),
+        spaces.Dict({"a": spaces.Tuple((spaces.Discrete(3),))}),
+    ):
+        with (
+            RemotePolicy(echo, single_observation_space=space, single_action_space=space) as policy,
+            pytest.raises(CodecError, match="observation"),
+        ):
+            policy(wrong)
