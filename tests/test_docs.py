@@ -13,7 +13,13 @@ import pytest
 import rlmesh_gym as rg
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/autoreset.md", "docs/policies.md", "docs/evaluation.md")
+PAGES = (
+    "README.md",
+    "docs/autoreset.md",
+    "docs/evaluation.md",
+    "docs/policies.md",
+    "docs/serving.md",
+)
 EXAMPLES = [
     (page, number, source)
     for page in PAGES
@@ -60,7 +66,9 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 )
 def test_example(page: str, number: int, source: str, addresses: dict[str, str]) -> None:
     for written, real in addresses.items():
-        source = source.replace(written, real)
+        # A page that serves there finds the port free; one that connects finds an endpoint.
+        is_served_here = f'], "{written}") as server' in source
+        source = source.replace(written, "127.0.0.1:0" if is_served_here else real)
     scope: dict[str, object] = {"rg": rg}
     if "envs" in source and "envs =" not in source and "as envs" not in source:
         with rg.RemoteVectorEnv(addresses["127.0.0.1:5555"]) as envs:
