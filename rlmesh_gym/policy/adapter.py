@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym.errors import ModelError, RemoteError
+from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.policy.evictions import EpisodeEvictions
 from rlmesh_gym.policy.history import ObservationHistory
 from rlmesh_gym.policy.plan import ActionReader, Plan
@@ -314,4 +314,4 @@ class ModelAdapter:
             f"{self.session.endpoint}: the model's actions leave the action space ({detail}); they "
             "are passed on as they are, and this is said once per leaf"
         )
-        warnings.warn(message, stacklevel=7)
+        warn_caller(message)

@@ -94,7 +94,7 @@ def view_env(
         lanes,
         TrackedEpisodes(base, lanes)
         if isinstance(base, LaneState)
-        else LocalEpisodes(lanes, _autoreset_mode(envs)),
+        else LocalEpisodes(lanes, _autoreset_mode(envs), warns=envs is not None or lanes > 1),
         encode_env_spec(
             getattr(contract, "env_id", "") or _env_id(envs),
             single_observation_space,

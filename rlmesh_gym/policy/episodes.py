@@ -7,7 +7,6 @@ observation.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -16,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.lanes import LanePhase, mint_episode_id
+from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.policy.chunks import lane_indices
 
 if TYPE_CHECKING:
@@ -126,16 +126,17 @@ class LocalEpisodes:
     Args:
         num_envs: Number of lanes.
         autoreset_mode: The env's, for :meth:`observe_step`.
+        warns: Warn, once, whoever goes on without telling where episodes begin.
     """
 
-    def __init__(self, num_envs: int, autoreset_mode: AutoresetMode) -> None:
+    def __init__(self, num_envs: int, autoreset_mode: AutoresetMode, *, warns: bool = True) -> None:
         self.autoreset_mode = autoreset_mode
         self._num_envs = num_envs
         self._ids = [""] * num_envs
         self._seeds: tuple[None, ...] = (None,) * num_envs
         self._is_fresh = np.ones(num_envs, np.bool_)
         self._is_idle = np.zeros(num_envs, np.bool_)
-        self._was_told = num_envs == 1  # One lane is usually reset by hand.
+        self._was_told = not warns
         self._looks = 0
 
     def look(self, episode_start: ArrayLike | None) -> Boundaries:
@@ -153,11 +154,10 @@ class LocalEpisodes:
         self._looks += 1
         if self._looks > 1 and not self._was_told:
             self._was_told = True
-            warnings.warn(
-                "the policy cannot see where the episodes of a local vector env end: pass "
-                "episode_start to predict, or call observe_step(terminations, truncations) after "
-                "each step, or reset(lanes)",
-                stacklevel=4,
+            warn_caller(
+                "the policy cannot see where the episodes of a local env end: pass episode_start "
+                "to predict, or call observe_step(terminations, truncations) after each step, or "
+                "reset() when one begins"
             )
         begun = self._is_fresh.copy()
         over = [self._ids[lane] for lane in np.flatnonzero(begun | self._is_idle)]
@@ -170,7 +170,8 @@ class LocalEpisodes:
     def restart(self, lanes: Lanes) -> None:
         """Take the lanes' next observations for the first of new episodes."""
         self._is_fresh[lane_indices(lanes, self._num_envs)] = True
-        self._was_told = self._was_told or self._looks > 0
+        # One lane is reset by hand; several go on by themselves after a first reset.
+        self._was_told = self._was_told or self._looks > 0 or self._num_envs == 1
 
     def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
         """Take in the flags of a step, in the env's autoreset mode.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import Error, ModelError, RemoteError
+from rlmesh_gym.policy.caller_warning import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -94,7 +94,7 @@ class EpisodeEvictions:
             except ModelError as error:
                 # The actions are right all the same; the model only keeps more than it should.
                 message = f"ended episodes could not be evicted from the model: {error}"
-                warnings.warn(message, stacklevel=6)
+                warn_caller(message)
             except Error as error:  # The connection was lost or given up.
                 _LOGGER.debug("%s: evicting episodes: %s", self._session.endpoint, error)
                 self._unsent.extend(episode_ids)

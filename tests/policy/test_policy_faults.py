@@ -299,8 +299,9 @@ def test_nan_is_refused_and_a_box_left_is_told_once() -> None:
     ):
         with pytest.raises(ModelError, match="nan"):
             policy.predict(SIGHT, episode_start=[True, True])
-        with pytest.warns(UserWarning, match=r"leave the action space \(action.arm"):
+        with pytest.warns(UserWarning, match=r"leave the action space \(action.arm") as told:
             actions = policy(SIGHT)
+        assert [each.filename for each in told] == [__file__]
         assert actions["arm"].tolist() == outside["arm"].tolist()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -329,8 +330,9 @@ def test_refused_ends_become_a_warning_of_a_later_step() -> None:
         RemotePolicy(address, **DISCRETE, num_envs=2) as policy,
     ):
         policy.predict(SIGHT, episode_start=[True, True])
-        with pytest.warns(UserWarning, match="could not be evicted .*ends are not for me"):
+        with pytest.warns(UserWarning, match="could not be evicted .*ends are not for me") as told:
             end_lane_one_twice(policy)
+        assert {each.filename for each in told} == {__file__}
 
 
 def end_lane_one_twice(policy: RemotePolicy) -> None:

@@ -83,8 +83,9 @@ def test_several_lanes_without_any_word_on_episodes_get_one_warning() -> None:
     episodes.look(None)
 
 
-def test_one_lane_is_reset_by_hand_without_a_warning() -> None:
+def test_one_lane_that_is_reset_by_hand_gives_no_warning() -> None:
     episodes = LocalEpisodes(1, AutoresetMode.DISABLED)
+    episodes.restart(None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         episodes.look(None)

@@ -254,6 +254,24 @@ def test_a_single_local_env_is_reset_by_hand() -> None:
         assert len(model.ended) == 2
 
 
+@pytest.mark.parametrize("num_envs", [None, 1, 2])
+def test_who_never_tells_where_episodes_begin_is_warned_once(num_envs: int | None) -> None:
+    """Else a chunk would silently go on into the next episode."""
+    envs: Any = CountingEnv(5)
+    if num_envs is not None:
+        envs = SyncVectorEnv([partial(CountingEnv, 5)] * num_envs)
+    with (
+        ModelServer(CountingModel()) as server,
+        RemotePolicy(server.address, envs, execution_horizon=4) as policy,
+    ):
+        observation, _ = envs.reset()
+        policy(observation)
+        with pytest.warns(UserWarning, match="cannot see where the episodes") as told:
+            policy(observation)
+        assert [each.filename for each in told] == [__file__]
+        policy(observation)
+
+
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_a_local_vector_that_tells_its_steps(mode: AutoresetMode) -> None:
     envs = SyncVectorEnv(
