@@ -42,6 +42,10 @@ __all__ = [
 ]
 
 
+LETTERS = "abcxyzABCXYZ019"
+"""In a fixed order: old versions of Gymnasium draw from the default in each process's own order."""
+
+
 class CountingEnv(gym.Env[Any, Any]):
     """The observation is ``base + 10 * episode + t``; the reward is the action.
 
@@ -148,7 +152,10 @@ class AllSpacesEnv(gym.Env[Any, Any]):
                 "flags": spaces.MultiBinary(3),
                 "grid": spaces.MultiDiscrete([2, 5]),
                 "pair": spaces.Tuple(
-                    (spaces.Text(8), spaces.Dict({"z": spaces.Discrete(3), "a": spaces.Box(0, 1)}))
+                    (
+                        spaces.Text(8, charset=LETTERS),
+                        spaces.Dict({"z": spaces.Discrete(3), "a": spaces.Box(0, 1)}),
+                    )
                 ),
             }
         )

@@ -17,6 +17,14 @@ from tests.catalogue import SPACE_IDS, SPACES
 __all__ = ["CATALOGUE", "SeededEnv", "digest"]
 
 CATALOGUE: dict[str, gym.Space[Any]] = dict(zip(SPACE_IDS, SPACES, strict=True))
+# Large values travel by another way than small ones.
+CATALOGUE["large"] = gym.spaces.Dict(
+    {
+        "camera": gym.spaces.Box(0, 255, (48, 64, 3), np.uint8),
+        "depth": gym.spaces.Box(0.0, 1.0, (40, 40), np.float32),
+        "task": gym.spaces.Text(20),
+    }
+)
 
 _MASK = (1 << 64) - 1
 _POOL = 16
