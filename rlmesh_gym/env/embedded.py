@@ -202,18 +202,20 @@ class _Child:
 
 def _answers(pipe: IO[bytes], answers: queue.SimpleQueue[bytes]) -> None:
     # What comes after the first line is read too, since a full pipe would block the child.
-    answers.put(pipe.readline())
-    while pipe.readline():
-        pass
+    with pipe:
+        answers.put(pipe.readline())
+        while pipe.readline():
+            pass
 
 
 def _echo(pipe: IO[bytes], lines: deque[str]) -> None:
     """Pass the child's stderr on, also to notebooks, where the file descriptor leads nowhere."""
-    for line in iter(pipe.readline, b""):
-        text = line.decode(errors="replace")
-        lines.append(text)
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # No stderr, or closed.
-            sys.stderr.write(text)
+    with pipe:
+        for line in iter(pipe.readline, b""):
+            text = line.decode(errors="replace")
+            lines.append(text)
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # No stderr, or closed.
+                sys.stderr.write(text)
 
 
 def _abandon(
@@ -240,6 +242,8 @@ def _end(
         return  # A forked copy of the object; the process is not ours.
     if process.stdin is not None:
         with contextlib.suppress(OSError):
+            process.stdin.write(b"\n")  # It does not end while a fork of this process has a copy.
+        with contextlib.suppress(OSError):
             process.stdin.close()
     try:
         process.wait(timeout)
@@ -247,9 +251,7 @@ def _end(
         process.kill()
         process.wait()
     deadline = time.monotonic() + _EXIT_SECONDS
-    for thread, pipe in zip(threads, (process.stdout, process.stderr), strict=True):
+    for thread in threads:
+        # Each closes its pipe. A grandchild may hold one open; then its thread reads on.
         thread.join(max(0.0, deadline - time.monotonic()))
-        # A grandchild may hold the pipe open; then its thread still reads.
-        if pipe is not None and not thread.is_alive():
-            pipe.close()
     shutil.rmtree(directory, ignore_errors=True)

@@ -2,8 +2,8 @@
 
 It reads one line of JSON from its standard input and answers with one line on its standard output:
 ``{"address": ...}`` once it serves, or ``{"error": ...}`` with an exception's text, after which it
-ends. It serves until its standard input ends, which also happens when the parent dies, or until a
-client stops it.
+ends. It serves until its standard input ends or says anything more, until the parent is gone, or
+until a client stops it.
 
 Keys of the configuration: ``env_id`` (a Gymnasium id, with ``module:`` before it where a module
 registers it), ``num_envs`` (1), ``autoreset_mode`` (``"NextStep"``, ``"SameStep"``, ``"Disabled"``;
@@ -16,9 +16,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,8 @@ _KEYS = {
     "validation",
 }
 _CLOSE_SECONDS = 2.0
+_PARENT_SECONDS = 0.5
+_EXIT_SECONDS = 0.5
 
 
 def build(config: Mapping[str, Any]) -> LaneVector | list[gym.Env[Any, Any]]:
@@ -97,27 +101,38 @@ def run(config: Mapping[str, Any]) -> EnvServer:
 
 def main() -> int:
     """Do what the module's description says; return the exit status."""
-    answers = _claim_stdout()
+    parent = os.getppid()
+    orders, answers = _claim_stdin(), _claim_stdout()
     # Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit)
-    line = _read_line()
+    line = _read_line(orders)
     if not line:
         return 0
     try:
         server = run(json.loads(line))
-    except Exception as error:  # Whatever it is, the parent reports it.
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # The parent reports it.
         _answer(answers, {"error": f"{type(error).__name__}: {error}"})
         return 1
     try:
         # What is loaded now stays; looking through it for garbage would only delay some steps.
         gc.freeze()
         _answer(answers, {"address": server.address})
-        threading.Thread(target=_stop_at_eof, args=(server,), daemon=True).start()
+        end = threading.Thread(target=_stop_in_time, args=(server, orders, parent), daemon=True)
+        end.start()
         server.wait()
     finally:
         server.stop()
     return 0
+
+
+def _claim_stdin() -> int:
+    """Keep standard input for the parent's word; environments that read it find it empty."""
+    orders = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return orders
 
 
 def _claim_stdout() -> int:
@@ -136,21 +151,36 @@ def _answer(answers: int, message: Mapping[str, str]) -> None:
         os.close(answers)
 
 
-def _read_line() -> bytes:
+def _read_line(orders: int) -> bytes:
     # Unbuffered: a thread that sits in a buffered reader would hold its lock at exit.
     line = bytearray()
     while not line.endswith(b"\n"):
-        part = os.read(0, 4096)
+        part = os.read(orders, 4096)
         if not part:
             break
         line += part
     return bytes(line)
 
 
-def _stop_at_eof(server: EnvServer) -> None:
-    while os.read(0, 4096):
-        pass
+def _stop_in_time(server: EnvServer, orders: int, parent: int) -> None:
+    if os.name == "posix":
+        # The input does not end with the parent while a fork of that one holds it open.
+        while os.getppid() == parent:
+            if select.select([orders], [], [], _PARENT_SECONDS)[0]:
+                break
+    else:
+        os.read(orders, 1)
     server.stop()
+
+
+def _leave_in_time() -> None:
+    """End the process soon, whatever threads the environments have left behind."""
+
+    def leave() -> None:
+        time.sleep(_EXIT_SECONDS)
+        os._exit(0)
+
+    threading.Thread(target=leave, daemon=True).start()
 
 
 def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's form
@@ -168,4 +198,7 @@ def _autoreset_mode(name: str | None) -> AutoresetMode | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    finally:
+        _leave_in_time()

@@ -35,6 +35,12 @@ def pid_of(envs: Any, worker: int = 0) -> int:
     return pid
 
 
+def process_of(envs: Any) -> subprocess.Popen[bytes]:
+    process = envs._group.endpoints[0].source.server._child.process
+    assert isinstance(process, subprocess.Popen)
+    return process
+
+
 def is_gone(pid: int, seconds: float = 5.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -308,6 +314,98 @@ def test_ctrl_c_in_a_blocked_step_surfaces() -> None:
         assert process.stdout.readline().strip() == "interrupted"
         assert process.wait(10) == 0
         assert time.monotonic() - begun < 3.0
+
+
+CLINGING = "tests.env.clinging_env:Clinging-v0"
+
+
+def test_a_thread_that_an_env_leaves_behind_does_not_keep_the_child(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    envs = RemoteVectorEnv(env_id=CLINGING, num_envs=1, what="thread", closed=str(closed))
+    envs.reset()
+    process = process_of(envs)
+    envs.close()
+    assert closed.read_text() == "closed"
+    assert process.returncode == 0  # It ended by itself, and was not killed.
+
+
+def test_a_process_that_an_env_leaves_behind_makes_no_warnings() -> None:
+    result = run(
+        f"""
+        import gc, os, signal
+        from rlmesh_gym.env import RemoteVectorEnv
+        envs = RemoteVectorEnv(env_id="{CLINGING}", what="process")
+        pid = int(envs.reset()[1]["pid"][0])
+        envs.close()
+        os.kill(pid, signal.SIGKILL)
+        del envs
+        gc.collect()
+        """
+    )
+    assert (result.returncode, said(result)) == (0, [])
+
+
+def test_an_env_that_reads_its_input_finds_it_empty() -> None:
+    with RemoteVectorEnv(env_id=CLINGING, what="input", timeouts=20) as envs:
+        assert envs.reset()[1]["read"].tolist() == [""]
+
+
+def test_an_env_that_exits_while_it_is_made() -> None:
+    with pytest.raises(ConfigurationError, match="SystemExit: no licence"):
+        RemoteVectorEnv(env_id=CLINGING, what="exit")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_of_the_parent_does_not_keep_the_child(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    envs = RemoteVectorEnv(env_id=CLINGING, num_envs=1, closed=str(closed))
+    envs.reset()
+    process = process_of(envs)
+    context = multiprocessing.get_context("fork")
+    done = context.Event()
+    worker = context.Process(target=done.wait)
+    worker.start()
+    try:
+        envs.close()
+        assert closed.read_text() == "closed"
+        assert process.returncode == 0
+    finally:
+        done.set()
+        worker.join(10)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_child_ends_with_the_parent_though_a_fork_of_it_lives() -> None:
+    code = f"""
+    import os
+    from rlmesh_gym.env import RemoteVectorEnv
+    envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2)
+    envs.reset()
+    worker = os.fork()
+    if not worker:
+        import signal
+        signal.pause()
+    print(envs._group.endpoints[0].source.server.pid, worker, flush=True)
+    input()
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    pid, worker = map(int, parent.stdout.readline().split())
+    try:
+        parent.kill()
+        parent.wait()
+        assert is_gone(pid)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        parent.stdin.close()
+        parent.stdout.close()
 
 
 def test_what_an_env_prints_does_not_block_it() -> None:
