@@ -251,6 +251,7 @@ def test_a_stacking_model_that_answers_late_takes_the_rows_again(models: Any) ->
         RemotePolicy(models("stacked"), env, execution_horizon=CHUNK) as policy,
     ):
         observation, _ = env.reset()
+        policy.reset()
         timeouts = policy._adapter.session.timeouts
         refused = 0
         for _ in range(40):
