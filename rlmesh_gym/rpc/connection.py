@@ -88,6 +88,7 @@ class Connection:
         token: str | None,
         tls: TLSLike,
         timeouts: TimeoutsLike,
+        link: str | None = None,
     ) -> None:
         self.address: Address = parse_address(address)
         self.endpoint = self.address.display
@@ -96,7 +97,9 @@ class Connection:
         self.lock = threading.RLock()
         self._service = service
         self._tls = TLSConfig.from_value(tls)
-        self._metadata = token_metadata(resolve_token(token))
+        token = resolve_token(token)
+        self._metadata = token_metadata(token)
+        self._link = None if link is None else (link, token)
         self._pid = os.getpid()
         self._is_closed = False
         self._request_ids = itertools.count(1)
@@ -170,7 +173,11 @@ class Connection:
                     self._channel.close()
                     self._channel = open_channel(self.address, self._tls)
             self.stream = JoinStream(
-                self._channel, self._service.join, endpoint=self.endpoint, metadata=self._metadata
+                self._channel,
+                self._service.join,
+                endpoint=self.endpoint,
+                metadata=self._metadata,
+                link=self._link,
             )
             return self.stream
 

@@ -130,6 +130,7 @@ class EnvSession:
         tls: TLSLike = None,
         timeouts: TimeoutsLike = None,
         raw_observations: bool = False,
+        link: str | None = None,
     ) -> EnvSession:
         """Connect to ``address`` and shake hands. Blocks up to ``timeouts.connect``.
 
@@ -141,6 +142,7 @@ class EnvSession:
             raw_observations: Large observations of resets and steps are not parsed: instead of a
                 ``SpaceValue`` they are a :class:`~rlmesh_gym.rpc.large_answers.RawValue`, which a
                 codec decodes with fewer copies.
+            link: Socket path of an embedded server, a shorter way for the Join stream.
 
         Raises:
             ConfigurationError: An address or option that cannot work; nothing was opened.
@@ -150,7 +152,9 @@ class EnvSession:
             ProtocolError: A model endpoint, another protocol, or a contract that cannot be read.
         """
         service = _RAW_SERVICE if raw_observations else _SERVICE
-        connection = Connection(service, address, token=token, tls=tls, timeouts=timeouts)
+        connection = Connection(
+            service, address, token=token, tls=tls, timeouts=timeouts, link=link
+        )
         try:
             return cls(connection, connection.handshake("env-client"))
         except BaseException:

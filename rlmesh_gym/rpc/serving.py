@@ -22,6 +22,7 @@ from rlmesh_gym.rpc.address import parse_bind_address
 from rlmesh_gym.rpc.channel import MESSAGE_OPTIONS
 from rlmesh_gym.rpc.config import TLSConfig, resolve_token
 from rlmesh_gym.rpc.executor import GrowingExecutor
+from rlmesh_gym.rpc.link_serving import LinkContext, LinkHost
 from rlmesh_gym.rpc.listening import claim, explain_bind_failure
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class JoinPeer:
         name: The client's address as gRPC names it, for logs.
     """
 
-    def __init__(self, context: grpc.ServicerContext) -> None:
+    def __init__(self, context: grpc.ServicerContext | LinkContext) -> None:
         self.name: str = context.peer()
         self._context = context
 
@@ -131,6 +132,7 @@ class GrpcHost:
         tls: TLSLike = None,
     ) -> None:
         self._service = service
+        self._is_env = isinstance(service, EnvServiceCallbacks)
         self._bind = parse_bind_address(address)
         token = resolve_token(token)
         self._token = None if token is None else token.encode()
@@ -138,6 +140,7 @@ class GrpcHost:
         self._server: Any = None
         self._address: str | None = None
         self._stopped = threading.Event()
+        self._links: list[LinkHost] = []
         self._finalizer: weakref.finalize[Any, GrpcHost] | None = None
 
     @property
@@ -161,10 +164,20 @@ class GrpcHost:
         server.start()
         self._server = server
         self._address = bound.display
-        self._finalizer = weakref.finalize(
-            self, _stop_server, server, executor, bound, os.getpid(), None
-        )
+        running = _Running(server, executor, self._links, bound, os.getpid())
+        self._finalizer = weakref.finalize(self, running.stop, None)
         return bound.display
+
+    def open_link(self, path: str) -> None:
+        """Serve Join also over a bare Unix socket; see :mod:`rlmesh_gym.rpc.link`.
+
+        Args:
+            path: The socket, which must not exist; only this user can connect.
+
+        Raises:
+            OSError: It cannot be bound.
+        """
+        self._links.append(LinkHost(path, self._join_link, self._token))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until :meth:`stop` was called; return whether it was. A signal breaks the wait."""
@@ -180,8 +193,8 @@ class GrpcHost:
         if finalizer is not None:
             detached = finalizer.detach()
             if detached is not None:
-                _, function, arguments, _ = detached
-                function(*arguments[:-1], grace)
+                _, stop, _, _ = detached
+                stop(grace)
         self._stopped.set()
 
     def _listen(self, server: grpc.Server) -> Address:
@@ -200,21 +213,10 @@ class GrpcHost:
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
         service = self._service
         messages: Any
-        requests: Any
-        if isinstance(service, EnvServiceCallbacks):
-            name, messages, requests = "rlmesh.env.v1.EnvService", env_service_pb2, env_pb2
+        if self._is_env:
+            name, messages = "rlmesh.env.v1.EnvService", env_service_pb2
         else:
-            name, messages, requests = "rlmesh.model.v1.ModelService", model_service_pb2, model_pb2
-        parse = requests.JoinRequest.FromString
-
-        def read(data: bytes) -> Any:
-            # An exception here would be logged by gRPC with a stack trace of its own; garbage is
-            # the client's fault and ends only its own session.
-            try:
-                return parse(data)
-            except Exception:
-                return _UNREADABLE
-
+            name, messages = "rlmesh.model.v1.ModelService", model_service_pb2
         handlers = grpc.method_handlers_generic_handler(
             name,
             {
@@ -222,7 +224,7 @@ class GrpcHost:
                 "Shutdown": self._unary(service.shutdown, messages.ShutdownRequest),
                 "Join": grpc.stream_stream_rpc_method_handler(
                     self._join,
-                    request_deserializer=read,
+                    request_deserializer=self._parser(),
                     response_serializer=_serialize,
                 ),
             },
@@ -257,6 +259,24 @@ class GrpcHost:
         except Exception as error:
             _abort(context, error)
 
+    def _join_link(self, requests: Iterator[bytes], context: LinkContext) -> Iterator[bytes]:
+        parsed = _readable(map(self._parser(), requests))
+        for response in self._service.join(parsed, JoinPeer(context)):
+            yield _serialize(response)
+
+    def _parser(self) -> Callable[[bytes], Any]:
+        parse = (env_pb2 if self._is_env else model_pb2).JoinRequest.FromString
+
+        def read(data: bytes) -> Any:
+            # An exception here would be logged by gRPC with a stack trace of its own; garbage is
+            # the client's fault and ends only its own session.
+            try:
+                return parse(data)
+            except Exception:
+                return _UNREADABLE
+
+        return read
+
     def _authenticate(self, context: grpc.ServicerContext) -> None:
         if self._token is None:
             return
@@ -265,7 +285,7 @@ class GrpcHost:
             if key == "authorization":
                 given = value if isinstance(value, bytes) else value.encode()
         if not hmac.compare_digest(given, self._token):
-            kind = "env" if isinstance(self._service, EnvServiceCallbacks) else "model"
+            kind = "env" if self._is_env else "model"
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"invalid {kind} token")
 
 
@@ -327,16 +347,26 @@ def _server_credentials(tls: TLSConfig | None) -> grpc.ServerCredentials | None:
     )
 
 
-def _stop_server(
-    server: Any, executor: GrowingExecutor, bound: Address, pid: int, grace: float | None
-) -> None:
-    if os.getpid() != pid:
-        return  # A forked child has none of gRPC's threads.
-    if grace is None:
-        server.stop(None)  # At exit: with a number gRPC would start a thread, which is too late.
-    else:
-        server.stop(grace).wait(grace + _STOP_SECONDS)
-    executor.shutdown()
-    if bound.kind == "unix":
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(bound.path)
+@dataclass(frozen=True)
+class _Running:
+    """What must be ended of a started host; it does not know the host, whose finalizer it is."""
+
+    server: Any
+    executor: GrowingExecutor
+    links: list[LinkHost]
+    bound: Address
+    pid: int
+
+    def stop(self, grace: float | None) -> None:
+        if os.getpid() != self.pid:
+            return  # A forked child has none of gRPC's threads.
+        # At exit None: with a number gRPC would start a thread, which is too late then.
+        stopped = self.server.stop(grace)
+        for link in self.links:
+            link.stop(grace or 0.0)
+        if grace is not None:
+            stopped.wait(grace + _STOP_SECONDS)
+        self.executor.shutdown()
+        if self.bound.kind == "unix":
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.bound.path)

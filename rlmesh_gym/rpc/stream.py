@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError, EncodeError
 
 from rlmesh_gym.errors import ClosedError, CodecError, Error, ProtocolError, UnavailableError
+from rlmesh_gym.rpc.link import LinkCall
 from rlmesh_gym.rpc.pending import Pending
 from rlmesh_gym.rpc.status import error_from_status, premature_end
 
@@ -39,10 +40,23 @@ class JoinStream:
     gRPC's own thread takes an answer from the wire, parses it and releases the waiting caller; the
     reader thread here only asks gRPC for the next message. So an answer costs no more thread
     switches than with a bare call.
+
+    Args:
+        channel: Where to call.
+        method: What to call.
+        endpoint: The address, for messages.
+        metadata: Goes along with the call.
+        link: Instead of the channel, the socket of an embedded server and the token for it.
     """
 
     def __init__(
-        self, channel: grpc.Channel, method: JoinMethod, *, endpoint: str, metadata: Metadata
+        self,
+        channel: grpc.Channel,
+        method: JoinMethod,
+        *,
+        endpoint: str,
+        metadata: Metadata,
+        link: tuple[str, str | None] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.error: Error | None = None
@@ -52,17 +66,23 @@ class JoinStream:
         self._given_up: set[str] = set()
         self._overdue: set[str] = set()
         self._barriers: deque[Pending[Any]] = deque()
-        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._last_error: Any = None
         self._is_open = True
         self._is_closing = False
         self._failure: Callable[[Pending[Any] | None], Error] = self._closed
         self._ended = threading.Event()
-        call: Any = channel.stream_stream(
-            method.path, request_serializer=None, response_deserializer=self._receive
-        )
-        self._call: Any = call(iter(self._outbox.get, None), metadata=metadata)
+        self._outbox: SimpleQueue[bytes | None] | LinkCall
+        self._call: Any
+        if link is not None:
+            self._call = self._outbox = LinkCall(*link, self._receive)
+        else:
+            call: Any = channel.stream_stream(
+                method.path, request_serializer=None, response_deserializer=self._receive
+            )
+            outbox: SimpleQueue[bytes | None] = SimpleQueue()
+            self._outbox = outbox
+            self._call = call(iter(outbox.get, None), metadata=metadata)
         threading.Thread(
             target=self._read, name=f"rlmesh_gym-reader-{endpoint}", daemon=True
         ).start()

@@ -187,6 +187,20 @@ class EnvServer:
             threading.Thread(target=self._watch_idle, name="rlmesh_gym-idle", daemon=True).start()
         return self._address
 
+    def open_link(self, path: str) -> None:
+        """Serve sessions also over a bare Unix socket, for the process that started this server.
+
+        Args:
+            path: The socket, in a directory of this user's; it must not exist.
+
+        Raises:
+            OSError: It cannot be bound.
+            StateError: The server was not started.
+        """
+        if self._address is None:
+            raise StateError("a server has no link before start()")
+        self._host.open_link(path)
+
     def serve(self) -> None:
         """Start, if not done yet, and block until the server stops; then everything is closed."""
         if self._address is None:
