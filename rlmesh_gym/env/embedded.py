@@ -103,6 +103,11 @@ class EmbeddedServer:
             raise UnavailableError("the embedded server is closed", endpoint=self.label)
         return self._child.address(self.label)
 
+    @property
+    def link(self) -> str | None:
+        """Path of the socket for this process's sessions; None without one, or without a child."""
+        return None if self._child is None else self._child.link
+
     def stop(self, timeout: float | None = _EXIT_SECONDS) -> None:
         """End the child, killing it after ``timeout`` seconds; may be called again.
 
@@ -125,6 +130,7 @@ class _Child:
         path = os.path.join(self.directory, "env.sock")
         use_socket = os.name == "posix" and len(os.fsencode(path)) <= _MAX_SOCKET_PATH
         address = f"unix://{path}" if use_socket else "127.0.0.1:0"
+        self.link = os.path.join(self.directory, "link") if use_socket else None
         environment = dict(os.environ)
         # The child finds what the parent finds, such as a package beside the script.
         places = [entry or os.getcwd() for entry in sys.path]
@@ -155,7 +161,9 @@ class _Child:
         stdin = self.process.stdin
         if stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # Its death shows when it is asked.
-                stdin.write(json.dumps({**config, "address": address}).encode() + b"\n")
+                stdin.write(
+                    json.dumps({**config, "address": address, "link": self.link}).encode() + b"\n"
+                )
                 stdin.flush()
 
     def address(self, label: str) -> str:

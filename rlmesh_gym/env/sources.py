@@ -147,6 +147,7 @@ class EmbeddedSource:
             token=options.token or "",
             timeouts=options.timeouts,
             raw_observations=True,
+            link=self.server.link,
         )
         self._has_served = True
         return session

@@ -8,7 +8,8 @@ until a client stops it.
 Keys of the configuration: ``env_id`` (a Gymnasium id, with ``module:`` before it where a module
 registers it), ``num_envs`` (1), ``autoreset_mode`` (``"NextStep"``, ``"SameStep"``, ``"Disabled"``;
 null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwargs``, ``address``
-(null for a free port of 127.0.0.1), ``validation``, ``dedicated_thread``.
+(null for a free port of 127.0.0.1), ``link`` (path of a Unix socket for the parent's own sessions),
+``validation``, ``dedicated_thread``.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _KEYS = {
     "dedicated_thread",
     "env_id",
     "env_kwargs",
+    "link",
     "num_envs",
     "render_mode",
     "validation",
@@ -96,6 +98,8 @@ def run(config: Mapping[str, Any]) -> EnvServer:
         dedicated_thread=bool(config.get("dedicated_thread")),
     )
     server.start()
+    if config.get("link"):
+        server.open_link(config["link"])
     return server
 
 
