@@ -14,6 +14,7 @@ from rlmesh_gym.env.autoreset import choose_conversion
 from rlmesh_gym.env.batch import Batch
 from rlmesh_gym.env.endpoint import Endpoint
 from rlmesh_gym.env.exchange import Call, Run, is_final
+from rlmesh_gym.env.frames import FrameReader
 from rlmesh_gym.env.readiness import check_observed, check_steppable
 from rlmesh_gym.env.recovery import INTERRUPTED, Recovery
 from rlmesh_gym.errors import (
@@ -92,6 +93,7 @@ class EndpointGroup:
         self._outstanding: Call | None = None
         self._recovery = recovery
         self._once = Recovery(patience=0.0)
+        self._frames = FrameReader()
         self._pid = os.getpid()
         self._is_closed = False
         self._rolls = autoreset_mode is AutoresetMode.NEXT_STEP
@@ -224,6 +226,25 @@ class EndpointGroup:
                 exchange = conversion.reset(indices, own_seeds, options, batch)
             call.runs.append(Run(endpoint, exchange, indices))
         self._begin(call)
+
+    # Frames
+
+    def render(self) -> list[NDArray[np.uint8] | None]:
+        """Return one frame per lane, None for lanes that cannot be rendered.
+
+        Raises:
+            RemoteError: An endpoint failed; if its session has ended, it counts as lost.
+        """
+        frames: list[NDArray[np.uint8] | None] = []
+        for endpoint in self.endpoints:
+            try:
+                frames += self._frames.fetch(endpoint, self.timeouts.render)
+            except RemoteError as error:  # noqa: PERF203 - endpoint by endpoint
+                if self._once.covers(error) and is_final(error):
+                    self._lose(endpoint)
+                    endpoint.is_loss_told = False
+                raise
+        return frames
 
     # Calls
 

@@ -29,7 +29,7 @@ def check_steppable(
         table: The lane table.
         endpoints: All endpoints of the vector.
         rolls: Ended lanes begin anew by themselves (NEXT_STEP).
-        restarts: Lost endpoints come back by themselves.
+        restarts: Lost endpoints come back by themselves, once the step has told of the loss.
 
     Raises:
         ResetNeededError: Some lane has no episode and none begins by itself.
@@ -45,7 +45,9 @@ def check_steppable(
     fresh = [lane for lane in ended if not table.episode_ids[lane]]
     if fresh:
         raise ResetNeededError(f"step: lanes {fresh} were never reset; call reset() first")
-    if not rolls:
+    untold = {lane for endpoint in lost if not endpoint.is_loss_told for lane in endpoint.lanes}
+    if not rolls and not untold.issuperset(ended):
+        ended = [lane for lane in ended if lane not in untold]
         raise ResetNeededError(
             f"step: the episodes of lanes {ended} are over; reset them first with "
             "reset(options={'reset_mask': mask})"

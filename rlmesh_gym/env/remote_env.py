@@ -9,7 +9,6 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.env.actions import ActionReader
 from rlmesh_gym.env.connect import connect
-from rlmesh_gym.env.frames import FrameReader
 from rlmesh_gym.env.hidden_token import without_token
 from rlmesh_gym.env.joining import lane_rows
 from rlmesh_gym.env.reset_arguments import expand_seeds
@@ -121,7 +120,6 @@ class RemoteEnv(gym.Env[Any, Any]):
         }
         self.metadata.pop("autoreset_mode", None)
         self._actions = ActionReader(self._group.action_codec, 1)
-        self._frames = FrameReader()
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -181,7 +179,7 @@ class RemoteEnv(gym.Env[Any, Any]):
         group.check_ready("render")
         if self.render_mode is None:
             return None
-        return self._frames.fetch(group.endpoints[0], group.timeouts.render)[0]
+        return group.render()[0]
 
     def close(self) -> None:
         """Say goodbye to the endpoint; bounded, and may be called again."""

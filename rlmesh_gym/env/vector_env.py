@@ -12,7 +12,6 @@ from rlmesh_gym.env.actions import ActionReader
 from rlmesh_gym.env.attributes import lane_attribute, refuse_attribute
 from rlmesh_gym.env.autoreset import as_autoreset_mode
 from rlmesh_gym.env.connect import connect, step_limit
-from rlmesh_gym.env.frames import FrameReader
 from rlmesh_gym.env.hidden_token import without_token
 from rlmesh_gym.env.infos import BatchedInfos
 from rlmesh_gym.env.joining import join, lane_rows
@@ -178,7 +177,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         self.copy = copy
         self._actions = ActionReader(self._group.action_codec, total)
         self._buffers = None if copy else self._group.codec.empty(total)
-        self._frames = FrameReader()
         self._known_seeds = [-1] * total
         self._reset_seeds: list[int | None] = []
         self._reset_mask: NDArray[np.bool_] | None = None
@@ -388,9 +386,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         group.check_ready("render")
         if self.render_mode is None:
             return None
-        frames = []
-        for endpoint in group.endpoints:
-            frames += self._frames.fetch(endpoint, group.timeouts.render)
+        frames = group.render()
         return None if all(frame is None for frame in frames) else tuple(frames)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

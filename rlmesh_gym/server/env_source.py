@@ -171,5 +171,5 @@ class EnvSource:
 def _close(served: ServedEnv) -> None:
     try:
         served.close()
-    except Exception:  # The session or server is over; only the log can hear it.
+    except (Exception, SystemExit, KeyboardInterrupt):  # Only the log can hear it now.
         _logger.exception("closing the environment failed")

@@ -214,11 +214,11 @@ class LaneVector(VectorEnv[Any, Any, Any]):
 
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's signature
         """Close every lane, also when one of them fails to; the first failure is raised."""
-        failure: Exception | None = None
+        failure: BaseException | None = None
         for env in self.envs:
             try:
                 env.close()
-            except Exception as error:  # noqa: PERF203 - the other lanes must close too
+            except BaseException as error:  # noqa: PERF203 - the other lanes must close too
                 failure = failure or error
         if failure is not None:
             self.closed = True  # They are all closed; a second time would only fail again.

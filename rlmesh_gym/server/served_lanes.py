@@ -156,11 +156,11 @@ class ServedLanes(ServedEnv):
     def close(self) -> None:
         """Close every lane, also when one of them fails to; the first failure is raised."""
         self._calls.close()
-        failure: Exception | None = None
+        failure: BaseException | None = None
         for env in self.envs:
             try:
                 env.close()
-            except Exception as error:  # noqa: PERF203 - the other lanes must close too
+            except BaseException as error:  # noqa: PERF203 - the other lanes must close too
                 failure = failure or error
         if failure is not None:
             raise failure

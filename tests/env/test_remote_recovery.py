@@ -15,13 +15,14 @@ import rlmesh_gym.env.vector_env
 from rlmesh_gym.env import RemoteVectorEnv
 from rlmesh_gym.errors import (
     ConfigurationError,
+    DeadlineError,
     EnvError,
     ResetNeededError,
     UnavailableError,
 )
 from rlmesh_gym.lanes import LanePhase
 from rlmesh_gym.server import EnvServer
-from tests.env.local_session import LocalSession, LocalSource
+from tests.env.local_session import Answer, LocalSession, LocalSource
 from tests.fake_envs import CountingEnv
 
 MODES = list(AutoresetMode)
@@ -107,6 +108,67 @@ def test_restart(monkeypatch: pytest.MonkeyPatch, mode: AutoresetMode, loss: Any
         assert len(pair.steady.sessions) == 1
         observations, *_ = envs.step([0] * 4)
         assert observations[2:, 0].tolist() == [201.0, 301.0]
+
+
+class LateLoss(Answer):
+    """Misses its deadline, and then turns out to be lost."""
+
+    def __init__(self) -> None:
+        super().__init__(None, DeadlineError("slow", endpoint="local", operation="step"))
+
+    def result(self, timeout: float | None = None) -> Any:
+        error, self.error = self.error, LOSSES[0]
+        assert error is not None
+        raise error
+
+
+@pytest.mark.parametrize("told_by", ["step", "render"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_a_loss_beside_a_step_is_told_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, mode: AutoresetMode, told_by: str
+) -> None:
+    pair = Pair(monkeypatch, mode, on_failure="restart")
+    with pair.envs as envs:
+        envs.reset(seed=1)
+        envs.step([1] * 4)
+        if told_by == "step":
+            monkeypatch.setattr(pair.session, "step", lambda *_, **__: LateLoss())
+            with pytest.raises(DeadlineError):
+                envs.step([1] * 4)
+        else:
+            envs.render_mode = "rgb_array"
+            monkeypatch.setattr(pair.session, "render", lambda *_: Answer(None, LOSSES[1]))
+            with pytest.raises(EnvError):
+                envs.render()
+        steps = 3 if told_by == "step" else 2
+        observations, rewards, _, truncations, infos = envs.step([2] * 4)
+        assert observations[:2, 0].tolist() == [float(steps), 100.0 + steps]
+        assert rewards.tolist() == [2.0, 2.0, 0.0, 0.0]
+        assert truncations.tolist() == [False, False, True, True]
+        assert infos["interrupted"].tolist() == [False, False, True, True]
+        if mode is AutoresetMode.DISABLED:
+            with pytest.raises(ResetNeededError, match=r"lanes \[2, 3\] are over"):
+                envs.step([2] * 4)
+            envs.reset(options={"reset_mask": truncations})
+        elif mode is AutoresetMode.NEXT_STEP:
+            assert envs.step([3] * 4)[0][2:, 0].tolist() == [200.0, 300.0]
+        assert envs.lane_phases == (LanePhase.RUNNING,) * 4
+        assert len(pair.shaky.sessions) == 2
+
+
+def test_a_reset_heals_what_a_render_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(monkeypatch, AutoresetMode.NEXT_STEP)
+    with pair.envs as envs:
+        envs.reset(seed=1)
+        envs.render_mode = "rgb_array"
+        monkeypatch.setattr(pair.session, "render", lambda *_: Answer(None, LOSSES[1]))
+        with pytest.raises(EnvError):
+            envs.render()
+        with pytest.raises(ResetNeededError):
+            envs.step([0] * 4)
+        envs.reset()
+        assert len(pair.shaky.sessions) == 2
+        envs.step([0] * 4)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
