@@ -151,8 +151,8 @@ def build_env(
         env_kwargs: Further arguments of every lane.
 
     Raises:
-        gymnasium.error.Error: No such id.
-        ConfigurationError: Making it failed otherwise.
+        gymnasium.error.Error: What Gymnasium says, such as that a package is missing.
+        ConfigurationError: No such name, or making it failed otherwise.
     """
     if ":" in env_id:
         find_in_working_directory()
@@ -171,6 +171,9 @@ def build_env(
             vector_kwargs={"autoreset_mode": mode},
             **arguments,
         )
+    except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
+        message = f"{error} An environment of your own needs the module that registers it"
+        raise ConfigurationError(f"{message}, as in my_package:MyEnv-v0") from error
     except gym.error.Error:
         raise
     except Exception as error:

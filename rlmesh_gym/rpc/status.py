@@ -22,7 +22,7 @@ _CANCELLED = "{operation}: the call was cancelled, perhaps the endpoint stops ({
 _LATE = "{operation}: no answer in time ({text})"
 _REFUSED = (
     "the {kind} endpoint takes no further session: {text}; close the other client, or serve with "
-    "more sessions"
+    "a larger max_sessions (--max-sessions)"
 )
 _UNAUTHENTICATED = (
     "{operation}: the endpoint refused the token ({text}); pass token=, or set RLMESH_GYM_TOKEN, "

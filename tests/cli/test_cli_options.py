@@ -172,7 +172,7 @@ def test_kinds_of_environments() -> None:
             env.close()
     with pytest.raises(ConfigurationError, match="making 'CartPole-v1' failed: TypeError"):
         build_env("CartPole-v1", env_kwargs={"colour": "red"})
-    with pytest.raises(gym.error.Error, match="NoSuch"):
+    with pytest.raises(ConfigurationError, match=r"NoSuch.*my_package:MyEnv-v0"):
         build_env("NoSuch-v0")
 
 
