@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,16 +20,14 @@ from rlmesh_gym.rpc.connection import Connection, Service
 from rlmesh_gym.rpc.handshake import EDITION, PARTIAL_RESET, SUBSET_STEP
 from rlmesh_gym.rpc.large_answers import parse_answer
 from rlmesh_gym.rpc.pending import JoinMethod, Pending
+from rlmesh_gym.rpc.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
-    from typing_extensions import Self
-
-    from rlmesh_gym._proto.core.v1 import env_contract_pb2, handshake_pb2
+    from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
-    from rlmesh_gym.rpc.config import Timeouts, TimeoutsLike, TLSLike
+    from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
     from rlmesh_gym.rpc.stream import JoinStream
 
 __all__ = ["EnvSession"]
@@ -73,7 +70,7 @@ _SERVICE = Service(
 _RAW_SERVICE = replace(_SERVICE, join=replace(_SERVICE.join, parse=parse_answer))
 
 
-class EnvSession:
+class EnvSession(Session):
     """A session with one env endpoint; made by :meth:`open`.
 
     The Join stream is opened with the first request. Requests return at once with a
@@ -91,12 +88,10 @@ class EnvSession:
         timeouts: For the session's user to wait by.
     """
 
-    endpoint: str
+    component = "env-client"
+
     contract: EnvContract
     contract_message: env_contract_pb2.EnvContract
-    capabilities: dict[str, str]
-    peer: handshake_pb2.PeerInfo
-    timeouts: Timeouts
 
     def __init__(self, connection: Connection, response: service_pb2.HandshakeResponse) -> None:
         if not response.HasField("env_contract"):
@@ -105,8 +100,7 @@ class EnvSession:
                 endpoint=connection.endpoint,
                 operation="handshake",
             )
-        self.endpoint = connection.endpoint
-        self.timeouts = connection.timeouts
+        super().__init__(connection, response.base)
         self.contract_message = response.env_contract
         try:
             self.contract = decode_contract(response.env_contract)
@@ -116,10 +110,6 @@ class EnvSession:
                 endpoint=connection.endpoint,
                 operation="handshake",
             ) from error
-        self.capabilities = dict(response.base.capabilities)
-        self.peer = response.base.peer_info
-        self._connection = connection
-        self._finalizer = weakref.finalize(self, Connection.abandon, connection)
 
     @classmethod
     def open(
@@ -156,7 +146,7 @@ class EnvSession:
             service, address, token=token, tls=tls, timeouts=timeouts, link=link
         )
         try:
-            return cls(connection, connection.handshake("env-client"))
+            return cls(connection, connection.handshake(cls.component))
         except BaseException:
             connection.abandon()
             raise
@@ -164,22 +154,6 @@ class EnvSession:
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else "open"
         return f"<{type(self).__name__} {self.contract.env_id} at {self.endpoint}, {state}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._connection.is_closed
 
     @property
     def is_broken(self) -> bool:
@@ -265,20 +239,6 @@ class EnvSession:
         request.render.env_indices.extend(env_indices)
         # The server lets all lanes finish before it renders, so this counts as a whole request.
         return self._send(request, "render")
-
-    def ping(self) -> float:
-        """Return the seconds that one more handshake takes.
-
-        Raises:
-            RemoteError: The handshake failed; see :meth:`open`.
-        """
-        begun = time.perf_counter()
-        self._connection.handshake("env-client")
-        return time.perf_counter() - begun
-
-    def request_shutdown(self, reason: str = "") -> tuple[bool, str]:
-        """Ask the server to stop; return whether it will, and what it says."""
-        return self._connection.shutdown(reason)
 
     def close(self, reason: str = "") -> None:
         """End the session, within ``timeouts.close``; never raises, and may be called again."""

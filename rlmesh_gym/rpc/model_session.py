@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2, service_pb2
@@ -12,22 +10,19 @@ from rlmesh_gym.errors import ModelError
 from rlmesh_gym.rpc.connection import Connection, Service
 from rlmesh_gym.rpc.handshake import CONCURRENT_PREDICT, EDITION, OBSERVATION_HISTORY
 from rlmesh_gym.rpc.pending import JoinMethod, Pending
+from rlmesh_gym.rpc.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from types import TracebackType
 
-    from typing_extensions import Self
-
-    from rlmesh_gym._proto.core.v1 import env_contract_pb2, handshake_pb2
+    from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
-    from rlmesh_gym.rpc.config import Timeouts, TimeoutsLike, TLSLike
+    from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
     from rlmesh_gym.rpc.stream import JoinStream
 
 __all__ = ["ModelSession", "model_error"]
 
 _CODE_PREFIX = "MODEL_ERROR_CODE_"
-_CLIENT_CAPABILITIES = (OBSERVATION_HISTORY, CONCURRENT_PREDICT)
 
 
 def model_error(
@@ -95,7 +90,7 @@ _SERVICE = Service(
 )
 
 
-class ModelSession:
+class ModelSession(Session):
     """A session with one model endpoint; made by :meth:`open`.
 
     The Join stream is opened with the first request, and again by the first request after it has
@@ -110,20 +105,14 @@ class ModelSession:
         timeouts: For the session's user to wait by.
     """
 
-    endpoint: str
+    component = "model-client"
+    client_capabilities = (OBSERVATION_HISTORY, CONCURRENT_PREDICT)
+
     session_id: str
-    capabilities: dict[str, str]
-    peer: handshake_pb2.PeerInfo
-    timeouts: Timeouts
 
     def __init__(self, connection: Connection, response: service_pb2.HandshakeResponse) -> None:
-        self.endpoint = connection.endpoint
-        self.timeouts = connection.timeouts
+        super().__init__(connection, response.base)
         self.session_id = f"rlmesh-gym-{uuid.uuid4()}"
-        self.capabilities = dict(response.base.capabilities)
-        self.peer = response.base.peer_info
-        self._connection = connection
-        self._finalizer = weakref.finalize(self, Connection.abandon, connection)
 
     @classmethod
     def open(
@@ -151,30 +140,10 @@ class ModelSession:
         """
         connection = Connection(_SERVICE, address, token=token, tls=tls, timeouts=timeouts)
         try:
-            return cls(connection, connection.handshake("model-client", _CLIENT_CAPABILITIES))
+            return cls(connection, connection.handshake(cls.component, cls.client_capabilities))
         except BaseException:
             connection.abandon()
             raise
-
-    def __repr__(self) -> str:
-        state = "closed" if self.is_closed else "open"
-        return f"<{type(self).__name__} at {self.endpoint}, {state}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._connection.is_closed
 
     @property
     def is_streaming(self) -> bool:
@@ -289,20 +258,6 @@ class ModelSession:
     ) -> Pending[interaction_pb2.ReleaseAdapterResponse]:
         """Tell the model that the environment is gone."""
         return self._send(self._release_request(env_id, reason), "release_adapter", env_id)
-
-    def ping(self) -> float:
-        """Return the seconds that one more handshake takes.
-
-        Raises:
-            RemoteError: The handshake failed; see :meth:`open`.
-        """
-        begun = time.perf_counter()
-        self._connection.handshake("model-client", _CLIENT_CAPABILITIES)
-        return time.perf_counter() - begun
-
-    def request_shutdown(self, reason: str = "") -> tuple[bool, str]:
-        """Ask the server to stop; return whether it will, and what it says."""
-        return self._connection.shutdown(reason)
 
     def hang_up(self) -> None:
         """Drop the stream with all that is in flight; the next request opens a new one."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from rlmesh_gym.server.model_faults import closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 __all__ = ["EnvOrder", "ModelThread", "Ordered", "WorkerPool"]
 
@@ -144,11 +144,6 @@ class WorkerPool:
             inbox = SimpleQueue()
             threading.Thread(target=self._work, args=(inbox,), name=self._name, daemon=True).start()
         inbox.put(task)
-
-    def run_all(self, tasks: Iterable[Callable[[], None]]) -> None:
-        """Run several tasks."""
-        for task in tasks:
-            self.run(task)
 
     def close(self) -> None:
         """Let idle threads go now and busy ones after their task."""

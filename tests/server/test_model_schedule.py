@@ -100,7 +100,8 @@ def test_workers_grow_with_the_work_and_go() -> None:
         arrived.release()
         gate.wait(TIMEOUT)
 
-    workers.run_all([wait] * 20)
+    for _ in range(20):
+        workers.run(wait)
     for _ in range(20):
         assert arrived.acquire(timeout=TIMEOUT)
     gate.set()
