@@ -192,7 +192,7 @@ class _Child:
             hint = ""
             if "NotFound" in str(error):
                 hint = (
-                    ". The child process only knows what importing a module registers; name the "
+                    " The child process only knows what importing a module registers; name the "
                     "module as in 'module:Name-v0'"
                 )
             return ConfigurationError(f"{label}: the child process cannot serve it: {error}{hint}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gymnasium.vector import AutoresetMode
@@ -183,13 +184,20 @@ class EmbeddedSpec:
         Raises:
             ConfigurationError: More workers than lanes, or not a positive number of either.
         """
-        if self.num_envs < 1:
-            raise ConfigurationError(f"num_envs must be 1 or more, got {self.num_envs}")
-        if not 1 <= self.workers <= self.num_envs:
+        try:
+            num_envs, workers = index(self.num_envs), index(self.workers)
+        except TypeError:
             raise ConfigurationError(
-                f"workers must be between 1 and num_envs={self.num_envs}, got {self.workers}"
+                "num_envs and workers must be whole numbers, got "
+                f"{self.num_envs!r} and {self.workers!r}"
+            ) from None
+        if num_envs < 1:
+            raise ConfigurationError(f"num_envs must be 1 or more, got {num_envs}")
+        if not 1 <= workers <= num_envs:
+            raise ConfigurationError(
+                f"workers must be between 1 and num_envs={num_envs}, got {workers}"
             )
-        share, extra = divmod(self.num_envs, self.workers)
+        share, extra = divmod(num_envs, workers)
         mode = self.autoreset_mode
         return [
             {
@@ -199,7 +207,7 @@ class EmbeddedSpec:
                 "render_mode": self.render_mode,
                 "env_kwargs": dict(self.env_kwargs),
             }
-            for worker in range(self.workers)
+            for worker in range(workers)
         ]
 
 
@@ -241,9 +249,10 @@ def find_sources(
         text = os.environ.get(ADDRESS_VARIABLE, "")
         found = [part.strip() for part in text.split(",") if part.strip()]
         if not found:
+            unknown = f" (unknown: {', '.join(sorted(env_kwargs))})" if env_kwargs else ""
             raise ConfigurationError(
                 "no endpoint: give address= or addresses=, or env_id= for an embedded one, or set "
-                f"the environment variable {ADDRESS_VARIABLE}"
+                f"the environment variable {ADDRESS_VARIABLE}{unknown}"
             )
     if found is None:
         if embedded is None:
@@ -257,6 +266,7 @@ def find_sources(
         )
     for each in found:
         if not isinstance(each, str):
-            raise ConfigurationError(f"an address must be text, got {each!r}")
+            several = "; several go to addresses=" if isinstance(each, (list, tuple)) else ""
+            raise ConfigurationError(f"an address must be text, got {each!r}{several}")
         parse_address(each)
     return [AddressSource(each, options) for each in found]

@@ -120,6 +120,9 @@ def test_no_endpoint_names_all_ways() -> None:
         ({"addresses": "h:1,h:2"}, "sequence of addresses"),
         ({"addresses": []}, "empty"),
         ({"addresses": [7]}, "must be text"),
+        ({"address": ["h:1", "h:2"]}, "several go to addresses="),
+        ({"adress": "h:1"}, "unknown: adress"),
+        ({"env_id": "CartPole-v1", "num_envs": "8"}, "whole numbers, got '8'"),
         ({"address": "https://h:1"}, "https"),
         ({"address": "h:1", "gravity": 3}, "unknown arguments: gravity"),
         ({"address": "h:1", "timeouts": {"stepp": 1}}, "stepp"),
@@ -127,7 +130,7 @@ def test_no_endpoint_names_all_ways() -> None:
         ({"address": "h:1", "tls": 3}, "tls"),
         ({"address": "h:1", "token": "a\nb"}, "token must be printable"),
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_wrong_arguments(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
