@@ -19,6 +19,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.testing import serving
 from tests.fake_envs import CountingEnv
+from tests.training.training_page import run_example
 
 # Ray takes its time to start on a busy machine.
 pytestmark = [pytest.mark.training, pytest.mark.timeout(300)]
@@ -104,6 +105,11 @@ def test_the_number_of_lanes_must_be_given() -> None:
             config.env_runners(num_envs_per_env_runner=lanes)
             with pytest.raises(error):
                 SingleAgentEnvRunner(config=config)
+
+
+def test_the_example_of_the_documentation() -> None:
+    result = run_example("RLlib")["result"]
+    assert result["env_runners"]["num_env_steps_sampled"] >= 128
 
 
 def _cartpole() -> gym.Env[Any, Any]:
