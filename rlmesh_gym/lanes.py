@@ -6,6 +6,7 @@ happened; everybody else reads it instead of guessing episode boundaries from ob
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,6 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
-import uuid6
 
 __all__ = [
     "EpisodeLog",
@@ -43,9 +43,35 @@ def any_true(mask: npt.NDArray[np.bool_]) -> bool:
     return b"\1" in mask.tobytes()
 
 
+class _Minter:
+    """Makes UUIDv7 texts: milliseconds, their fraction, 62 random bits.
+
+    Written out, since a vector of many lanes begins an episode at almost every step; it takes a
+    quarter of the time of a UUID object that is then turned into text.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def mint(self) -> str:
+        milliseconds, rest = divmod(time.time_ns(), 1_000_000)
+        stamp = milliseconds << 12 | rest * 4096 // 1_000_000
+        # Also in order where two fall on one tick, or the clock is set back.
+        self._last = stamp = max(stamp, self._last + 1)
+        begun, fraction = stamp >> 12, stamp & 0xFFF
+        random = int.from_bytes(os.urandom(8), "little") >> 2 | 1 << 63
+        return (
+            f"{begun >> 16:08x}-{begun & 0xFFFF:04x}-7{fraction:03x}"
+            f"-{random >> 48:04x}-{random & 0xFFFFFFFFFFFF:012x}"
+        )
+
+
+_minter = _Minter()
+
+
 def mint_episode_id() -> str:
     """Return a new episode id, a UUIDv7: unique, and sorting in the order of creation."""
-    return str(uuid6.uuid7())
+    return _minter.mint()
 
 
 def success_of(info: Mapping[str, Any]) -> bool | None:
@@ -259,14 +285,14 @@ class LaneTable:
             if not any_true(done):
                 return []
             self.ended |= done
-            return [int(lane) for lane in np.flatnonzero(done)]
+            return np.flatnonzero(done).tolist()  # type: ignore[no-any-return,unused-ignore]
         self.lengths[lanes] += 1
         self.returns[lanes] += rewards
         if not any_true(done):
             return []
-        ended = sorted(int(lane) for lane in np.arange(self.num_envs)[lanes][done])
+        ended = np.arange(self.num_envs)[lanes][done]
         self.ended[ended] = True
-        return ended
+        return sorted(ended.tolist())
 
     def end(self, lanes: Iterable[int]) -> None:
         """Mark lanes as ENDED without a step, since their endpoint or their env was lost."""

@@ -24,6 +24,14 @@ RowCheck = Callable[["NDArray[Any]"], "list[tuple[int, str]]"]
 """Rows to ``(row, detail)``, at most one entry per row and none when all is well."""
 
 
+_FEW = 4096
+
+
+def _any(mask: NDArray[np.bool_]) -> bool:
+    """Return ``mask.any()``, for few values in a quarter of the time."""
+    return b"\1" in mask.tobytes() if mask.size <= _FEW else bool(mask.any())
+
+
 def domain_check(space: spaces.Space[Any]) -> RowCheck | None:
     """Return the check for values that are never legal, or None if there are none.
 
@@ -45,7 +53,7 @@ def _integer_check(low: int | NDArray[Any], end: int | NDArray[Any]) -> RowCheck
 
     def check(rows: NDArray[Any]) -> list[tuple[int, str]]:
         wrong = (rows < low) | (rows > last)
-        if not wrong.any():
+        if not _any(wrong):
             return []
         lows, lasts = np.broadcast_to(low, rows.shape[1:]), np.broadcast_to(last, rows.shape[1:])
         found = []
@@ -59,7 +67,7 @@ def _integer_check(low: int | NDArray[Any], end: int | NDArray[Any]) -> RowCheck
 
 def _check_nan(rows: NDArray[Any]) -> list[tuple[int, str]]:
     wrong = np.isnan(rows)
-    if not wrong.any():
+    if not _any(wrong):
         return []
     return [(row, f"value nan{_where(at)}") for row, at in _first_per_row(wrong)]
 
@@ -95,7 +103,7 @@ def _range_check(low: NDArray[Any], high: NDArray[Any]) -> RowCheck:
 
     def check(rows: NDArray[Any]) -> list[tuple[int, str]]:
         wrong = (rows < lows) | (rows > highs)
-        if not wrong.any():
+        if not _any(wrong):
             return []
         return [
             (row, f"value {rows[(row, *at)]}{_where(at)} not in [{low[at]}, {high[at]}]")

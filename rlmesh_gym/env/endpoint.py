@@ -194,7 +194,7 @@ class Endpoint:
             ProtocolError: Rewards, flags or lanes do not fit the request.
         """
         count = self.num_envs if indices is None else len(indices)
-        rewards = np.fromiter(response.rewards, dtype=np.float64)
+        rewards = np.array(response.rewards, dtype=np.float64)
         terminations = np.frombuffer(response.terminated_mask, dtype=np.uint8) != 0
         truncations = np.frombuffer(response.truncated_mask, dtype=np.uint8) != 0
         if not len(rewards) == len(terminations) == len(truncations) == count:

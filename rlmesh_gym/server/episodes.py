@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym.codec import encode_meta_map
+from rlmesh_gym.lanes import any_true
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,12 +58,12 @@ class EpisodeBook:
 
     def awaits_reset(self) -> list[int]:
         """Lanes with neither a running episode nor a roll to come."""
-        idle = ~(self._tracked | self._awaits_roll)
-        return np.flatnonzero(idle).tolist() if idle.any() else []
+        known = self._tracked | self._awaits_roll
+        return np.flatnonzero(~known).tolist() if b"\0" in known.tobytes() else []
 
     def awaits_roll(self) -> NDArray[np.bool_] | None:
         """Which lanes the next step resets, a copy of shape ``(num_envs,)``; None for none."""
-        return self._awaits_roll.copy() if self._awaits_roll.any() else None
+        return self._awaits_roll.copy() if any_true(self._awaits_roll) else None
 
     def begin(
         self,
@@ -109,14 +110,15 @@ class EpisodeBook:
             Records of the episodes that ended here.
         """
         with self._lock:
-            if self._awaits_id.any():
+            if any_true(self._awaits_id):
                 self._name_episodes(episode_ids)
             rows: NDArray[np.int64] | None = None
             if lanes is None:
                 counted = self._tracked.copy()
                 self._lengths += counted
-                self._returns[counted] += rewards[counted]
-                if self._awaits_roll.any():
+                # Not a product: an infinite reward of a lane that does not count would be nan.
+                np.add(self._returns, rewards, out=self._returns, where=counted)
+                if any_true(self._awaits_roll):
                     self._roll(episode_ids)
                 ended = counted & (terminated | truncated)
             else:
@@ -125,7 +127,7 @@ class EpisodeBook:
                 self._lengths[rows] += counted
                 self._returns[rows[counted]] += rewards[counted]
                 ended = counted & (terminated | truncated)
-            if not ended.any():
+            if not any_true(ended):
                 return []
             now = time.time_ns()
             records = []

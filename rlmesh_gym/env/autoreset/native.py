@@ -56,13 +56,14 @@ class NativeNextStep(Conversion):
         response = yield endpoint.send_step(actions, ids)
         reply = endpoint.read_step(response)
         self.put_step(reply, batch)
-        endpoint.table.advance(
+        done = endpoint.table.advance(
             np.flatnonzero(running) + endpoint.start,
             reply.rewards[running],
             reply.terminations[running],
             reply.truncations[running],
         )
-        for row in np.flatnonzero(endpoint.ended & running).tolist():
+        for lane in done:
+            row = lane - endpoint.start
             endpoint.record(row, reply, row, reply.info(row))
         endpoint.begin(beginning, episode_ids=[ids[index] for index in beginning])
         return self.rows(reply)
