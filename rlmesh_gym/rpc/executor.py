@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,6 +35,7 @@ class GrowingExecutor(ThreadPoolExecutor):
         self._name = name
         self._guard = threading.Lock()
         self._tasks: SimpleQueue[_Work | None] = SimpleQueue()
+        self._backlog: deque[_Work] = deque()
         self._free = 0
         self._is_shut = False
 
@@ -52,9 +54,12 @@ class GrowingExecutor(ThreadPoolExecutor):
                 self._free -= 1
                 self._tasks.put(work)
                 return future
-        threading.Thread(
-            target=self._run, args=(work,), name=f"{self._name}-call", daemon=True
-        ).start()
+        try:
+            threading.Thread(
+                target=self._run, args=(work,), name=f"{self._name}-call", daemon=True
+            ).start()
+        except RuntimeError:  # The system gives no more threads; the next one to be free takes it.
+            self._put_back(work)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -65,6 +70,14 @@ class GrowingExecutor(ThreadPoolExecutor):
             for _ in range(self._free):
                 self._tasks.put(None)
             self._free = 0
+
+    def _put_back(self, work: _Work) -> None:
+        with self._guard:
+            if self._free:
+                self._free -= 1
+                self._tasks.put(work)
+            else:
+                self._backlog.append(work)
 
     def _run(self, work: _Work | None) -> None:
         while work is not None:
@@ -81,6 +94,8 @@ class GrowingExecutor(ThreadPoolExecutor):
         with self._guard:
             if self._is_shut:
                 return None
+            if self._backlog:
+                return self._backlog.popleft()
             self._free += 1
         try:
             return self._tasks.get(timeout=_IDLE_SECONDS)

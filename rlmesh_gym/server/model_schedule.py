@@ -137,12 +137,22 @@ class WorkerPool:
         self._closed = False
 
     def run(self, task: Callable[[], None]) -> None:
-        """Run a task on a thread of its own. It must deal with its own exceptions."""
+        """Run a task on a thread of its own, or on this one where there is none to be had.
+
+        It must deal with its own exceptions.
+        """
         with self._lock:
             inbox = self._idle.pop() if self._idle else None  # The last one is still warm.
         if inbox is None:
             inbox = SimpleQueue()
-            threading.Thread(target=self._work, args=(inbox,), name=self._name, daemon=True).start()
+            thread = threading.Thread(
+                target=self._work, args=(inbox,), name=self._name, daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # The system gives no more threads.
+                _run_logged(task)
+                return
         inbox.put(task)
 
     def close(self) -> None:

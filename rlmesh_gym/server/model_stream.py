@@ -74,8 +74,8 @@ class ModelStream:
         """Serve until the client closes or is lost; gives the answers as they become ready."""
         if not self.service.add_stream(self):
             raise Refused("UNAVAILABLE", "the model server is stopping")
-        threading.Thread(target=self._read, name="rlmesh_gym-model-reader", daemon=True).start()
         try:
+            threading.Thread(target=self._read, name="rlmesh_gym-model-reader", daemon=True).start()
             while (response := self._outbox.get()) is not None:
                 if isinstance(response, Error):
                     raise response

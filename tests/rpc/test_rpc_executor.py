@@ -50,3 +50,25 @@ def test_no_call_is_lost_while_idle_threads_end(monkeypatch: pytest.MonkeyPatch)
         count += sum(future.result(WAIT) for future in [pool.submit(int, 1) for _ in range(5)])
     assert count == 1500
     pool.shutdown()
+
+
+def test_a_call_without_a_thread_waits_for_the_next_that_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the system gives no more; gRPC's own loop would die of an exception."""
+    pool = GrowingExecutor("rlmesh_gym-test")
+    release = threading.Event()
+    blocked = pool.submit(release.wait, WAIT)
+
+    def refuse(thread: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        late = [pool.submit(pow, 2, exponent) for exponent in (3, 4)]
+    assert not any(future.done() for future in late)
+    release.set()
+    assert [future.result(WAIT) for future in late] == [8, 16]
+    assert blocked.result(WAIT)
+    pool.shutdown()

@@ -109,3 +109,16 @@ def test_workers_grow_with_the_work_and_go() -> None:
     assert arrived.acquire(timeout=TIMEOUT)
     workers.close()
     assert workers._idle == []
+
+
+def test_a_task_without_a_thread_runs_on_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = WorkerPool("rlmesh_gym-test")
+    ran_on: list[int] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    workers.run(lambda: ran_on.append(threading.get_ident()))
+    assert ran_on == [threading.get_ident()]

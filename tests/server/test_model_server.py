@@ -254,13 +254,13 @@ def test_an_idle_server_stops(socket_dir: Path) -> None:
 def test_a_server_at_work_is_not_idle(socket_dir: Path) -> None:
     handler = Hanging()
     with (
-        serving(handler, socket_dir, idle_timeout=0.2) as server,
+        serving(handler, socket_dir, idle_timeout=0.7) as server,
         connected(server) as client,
     ):
         client.resolve()
         pending = client.begin({"a": 3})
         assert handler.entered.wait(TIMEOUT)
-        assert not server.wait(0.7)
+        assert not server.wait(1.5)
         handler.gate.set()
         assert client.actions(pending) == [[3.0]]
         assert server.wait(TIMEOUT)
