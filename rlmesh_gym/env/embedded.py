@@ -114,8 +114,8 @@ class EmbeddedServer:
         ``None`` lets it close its environments for as long as that takes.
         """
         child, self._child = self._child, None
-        if child is not None:
-            child.finalizer.detach()
+        # At the interpreter's end the finalizer comes first, and old Gymnasium's __del__ after it.
+        if child is not None and child.finalizer.detach() is not None:
             _end(child.process, child.directory, child.threads, child.parent, timeout)
 
 

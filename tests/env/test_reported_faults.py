@@ -8,6 +8,8 @@ observations with the differential suite.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -290,3 +292,21 @@ def test_what_cannot_be_shown_is_told_with_what_can() -> None:
                 remote(makers, served, mode),
             ):
                 pass
+
+
+# The end of the process.
+
+
+def test_a_close_after_the_finalizer_is_quiet() -> None:
+    # Gymnasium before 1.3 closes in __del__, which at the interpreter's end comes after finalizers.
+    script = """
+import gymnasium, rlmesh_gym
+envs = rlmesh_gym.RemoteVectorEnv(env_id="CartPole-v1", num_envs=2)
+envs.reset()
+gymnasium.vector.VectorEnv.__del__ = lambda self: None if self.closed else self.close()
+raise ValueError("on purpose")
+"""
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr.splitlines()[-1] == "ValueError: on purpose"
+    assert "ignored" not in result.stderr
