@@ -12,6 +12,7 @@ from rlmesh_gym.codec.contract import (
     decode_env_spec,
     encode_contract,
     encode_env_spec,
+    split_metadata,
 )
 from rlmesh_gym.codec.dtypes import DTYPES, decode_dtype, encode_dtype
 from rlmesh_gym.codec.lane_info import is_mask, lane_info
@@ -49,4 +50,5 @@ __all__ = [
     "encode_space",
     "is_mask",
     "lane_info",
+    "split_metadata",
 ]

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym._proto.core.v1 import env_contract_pb2
 from rlmesh_gym.codec.limits import MAX_MESSAGE_BYTES
-from rlmesh_gym.codec.metadata import decode_meta_map, encode_meta_map
+from rlmesh_gym.codec.metadata import decode_meta_map, encode_meta_map, encode_meta_value
 from rlmesh_gym.codec.space_decoding import decode_space
 from rlmesh_gym.codec.space_encoding import encode_space
 from rlmesh_gym.errors import CodecError
@@ -26,6 +26,7 @@ __all__ = [
     "decode_env_spec",
     "encode_contract",
     "encode_env_spec",
+    "split_metadata",
 ]
 
 _WIRE_MODES = {
@@ -77,6 +78,33 @@ class EnvContract:
     num_envs: int = 1
     render_mode: str | None = None
     autoreset_mode: AutoresetMode = AutoresetMode.DISABLED
+
+
+def split_metadata(metadata: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[Any, str]]:
+    """Tell what of an environment's metadata the wire can carry.
+
+    Metadata is free text about the environment; an odd entry is no reason to do without it.
+
+    Returns:
+        The entries that have a wire form, and of the others the reason why not.
+    """
+    kept: dict[str, Any] = {}
+    left_out: dict[Any, str] = {}
+    for key, value in metadata.items():
+        fault = "its key is not a str" if not isinstance(key, str) else _fault(value)
+        if fault is None:
+            kept[key] = value
+        else:
+            left_out[key] = fault
+    return kept, left_out
+
+
+def _fault(value: Any) -> str | None:
+    try:
+        encode_meta_value(value)
+    except CodecError as error:
+        return str(error)
+    return None
 
 
 def encode_env_spec(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.codec import SpaceCodec, encode_env_spec
+from rlmesh_gym.codec import SpaceCodec, encode_env_spec, split_metadata
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.policy.episodes import LaneState, LocalEpisodes, TrackedEpisodes
 
 if TYPE_CHECKING:
@@ -68,7 +69,6 @@ def view_env(
     Raises:
         ConfigurationError: A space is missing, or ``num_envs`` is not the env's.
         UnsupportedSpaceError: A space has no form on the wire.
-        CodecError: The metadata has none.
     """
     if envs is not None:
         own = getattr(envs, "num_envs", 1)
@@ -87,7 +87,9 @@ def view_env(
     lanes = _count(1 if num_envs is None else num_envs)
     base = getattr(envs, "unwrapped", envs)
     contract = getattr(base, "contract", None)
-    metadata = getattr(contract or base, "metadata", None) or {}
+    metadata, left_out = split_metadata(getattr(contract or base, "metadata", None) or {})
+    for key, reason in left_out.items():
+        warn_caller(f"metadata[{key!r}] of the env is not told to the model: {reason}")
     return EnvView(
         single_observation_space,
         single_action_space,

@@ -371,3 +371,12 @@ def test_a_value_of_another_form_is_refused(wrong: Any, echo: str) -> None:
             pytest.raises(CodecError, match="observation"),
         ):
             policy(wrong)
+
+
+def test_metadata_without_wire_form_is_left_out_with_a_warning(echo: str) -> None:
+    env = CountingEnv(5)
+    env.metadata = {**env.metadata, "maker": object(), "rank": 3}
+    with pytest.warns(UserWarning, match=r"metadata\['maker'\] of the env is not told") as told:
+        policy = RemotePolicy(echo, env)
+    policy.close()
+    assert [each.filename for each in told] == [__file__]
