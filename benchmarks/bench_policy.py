@@ -1,8 +1,9 @@
 """What per-lane replay saves, what asking ahead hides, and fifty policies on one model server.
 
-``python benchmarks/bench_policy.py [--predicts 2000] [--json FILE]``
+``python benchmarks/bench_policy.py [--quick] [--predicts 2000] [--json FILE]``
 
 Economy: 16 lanes, chunks of 8, episodes of 20 to 60 steps; counts, so the same on every machine.
+Round trip: a small predict beside a bare gRPC stream echo of as many bytes, both over TCP.
 Overlap: one lane, a model of 20 ms, an env step of 5 ms, chunks of 8. The ideal is 1.5.
 """
 
@@ -12,14 +13,20 @@ import argparse
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_step import BareStream
+from endpoints import endpoint
 from gymnasium import spaces
-from measure import table, write_json
+from measure import side_by_side, table, write_json
 
 import rlmesh_gym as rg
+from rlmesh_gym.codec import SpaceCodec, encode_env_spec
+from rlmesh_gym.lanes import mint_episode_id
+from rlmesh_gym.rpc import ModelSession
 
 HORIZON = 8
 SPACES = {
@@ -52,6 +59,43 @@ class ChunkModel(rg.ModelHandler):
             )
         finally:
             self.alone.release()
+
+
+def round_trip(rounds: int) -> dict[str, float]:
+    """Seconds of one predict of 8 CartPole lanes, and of an echo of the same size."""
+    sight = np.zeros((8, 4), np.float32)
+    codec = SpaceCodec(SPACES["single_observation_space"])
+    value = codec.encode([sight], 8)
+    episodes = [(mint_episode_id(), None) for _ in range(8)]
+    with ExitStack() as stack:
+        address = stack.enter_context(endpoint("model", "-", 8))
+        model = stack.enter_context(ModelSession.open(address))
+        spec = encode_env_spec(
+            "bench", SPACES["single_observation_space"], spaces.Discrete(2), metadata={}
+        )
+        model.resolve_adapter("bench", spec).result(10)
+        answer = model.predict("bench", value, episodes)
+        answer.result(10)
+        echo = stack.enter_context(endpoint("echo", "-", answer.response_bytes))
+        request = bytes(answer.request_bytes)
+        bare = BareStream(echo, "/bench.Echo/Join", stack)
+        timings = side_by_side(
+            {
+                "predict": lambda: model.predict("bench", value, episodes).result(10),
+                "echo": lambda: bare.round_trip(request),
+            },
+            rounds=rounds,
+        )
+    ratio = timings["predict"].ratio(timings["echo"])
+    table(
+        "round trip: a small predict",
+        [
+            ("what", "ms", "/ echo"),
+            ("predict", f"{timings['predict'].median * 1e3:.3f}", f"{ratio:.2f}"),
+            ("bare stream, echo", f"{timings['echo'].median * 1e3:.3f}", "1.00"),
+        ],
+    )
+    return {**{name: timing.median for name, timing in timings.items()}, "ratio": ratio}
 
 
 def economy(lanes: int = 16, steps: int = 2000) -> dict[str, Any]:
@@ -130,14 +174,14 @@ def _steps_per_second(policy: Any, step_seconds: float, steps: int) -> float:
 
 
 def overlap(
-    model_seconds: float = 0.020, step_seconds: float = 0.005, steps: int = 400
+    model_seconds: float = 0.020, step_seconds: float = 0.005, *, steps: int, rounds: int
 ) -> dict[str, float]:
     """Steps per second of one lane, with and without asking ahead."""
     figures = {}
     model = ChunkModel(model_seconds)
     rates = {"whole-chunk blocking, in process": [], "prefetch=False": [], "prefetch=True": []}
     with rg.ModelServer(model) as server:
-        for _ in range(3):
+        for _ in range(rounds):
             for name, samples in rates.items():
                 if name.startswith("whole"):
                     samples.append(_steps_per_second(WholeChunkBroker(model), step_seconds, steps))
@@ -207,13 +251,20 @@ def crowd(clients: int, predicts: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer of everything")
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--predicts", type=int, default=2000)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.quick:
+        args.clients, args.predicts = 10, 100
     results = {
-        "economy": economy(),
-        "overlap": overlap(),
+        "economy": economy(steps=500 if args.quick else 2000),
+        "round trip": round_trip(3 if args.quick else 9),
+        "overlap": overlap(
+            steps=120 if args.quick else 400,
+            rounds=1 if args.quick else 3,
+        ),
         "crowd": crowd(args.clients, args.predicts),
     }
     write_json(args.json, results)

@@ -22,11 +22,14 @@ def endpoint(kind: str, env_id: str, num_envs: int, address: str = "127.0.0.1:0"
     """Serve ``env_id`` from a child process and yield its address.
 
     Args:
-        kind: ``"ours"``, ``"released"`` (the rlmesh package) or ``"echo"`` (a bare grpcio stream
-            that answers each message with ``num_envs`` bytes).
+        kind: ``"ours"``, ``"released"`` (the rlmesh package), ``"model"`` (our server, a model that
+            answers zeros) or ``"echo"`` (a bare grpcio stream that answers each message with
+            ``num_envs`` bytes).
     """
     environment = dict(
-        os.environ, PYTHONPATH=os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        os.environ,
+        PYTHONPATH=os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        PYTHONWARNINGS="ignore",  # Gymnasium's checker has much to say about these environments.
     )
     command = [sys.executable, str(HERE / "endpoints.py"), kind, env_id, str(num_envs), address]
     child = subprocess.Popen(
@@ -41,7 +44,11 @@ def endpoint(kind: str, env_id: str, num_envs: int, address: str = "127.0.0.1:0"
     finally:
         child.stdin.close()
         child.stdout.close()
-        child.wait(timeout=30)
+        try:
+            child.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 def _serve(kind: str, env_id: str, num_envs: int, address: str) -> None:
@@ -49,6 +56,16 @@ def _serve(kind: str, env_id: str, num_envs: int, address: str) -> None:
 
     if kind == "echo":
         _serve_echo(address, num_envs)
+        return
+    if kind == "model":
+        import numpy as np
+
+        import rlmesh_gym as rg
+
+        model = rg.ModelServer(lambda sight: np.zeros(len(sight), np.int64), address)
+        with model as server:
+            print(server.address, flush=True)
+            sys.stdin.read()
         return
     if num_envs == 1:
         env = gym.make(env_id)
@@ -103,7 +120,7 @@ def _serve_echo(address: str, reply_bytes: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["ours", "released", "echo"])
+    parser.add_argument("kind", choices=["ours", "released", "model", "echo"])
     parser.add_argument("env_id")
     parser.add_argument("num_envs", type=int)
     parser.add_argument("address")

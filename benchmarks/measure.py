@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import time
@@ -13,10 +14,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call over the rounds."""
+    """Seconds per call, one sample per round."""
 
-    median: float
-    best: float
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    def ratio(self, other: Timing) -> float:
+        """Median of the rounds' ratios: what slows down a whole round does not count."""
+        return statistics.median(
+            mine / theirs for mine, theirs in zip(self.samples, other.samples, strict=True)
+        )
 
     @property
     def per_second(self) -> float:
@@ -31,9 +41,14 @@ def side_by_side(
     for name, call in contenders.items():
         call()
         begin = time.perf_counter()
-        for _ in range(3):
-            call()
-        calls[name] = max(2, min(5000, int(seconds * 3 / (time.perf_counter() - begin))))
+        call()
+        once = time.perf_counter() - begin
+        if once < seconds:  # One call alone may be an outlier.
+            begin = time.perf_counter()
+            for _ in range(5):
+                call()
+            once = (time.perf_counter() - begin) / 5
+        calls[name] = max(1, min(5000, int(seconds / once)))
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, call in contenders.items():
@@ -41,7 +56,7 @@ def side_by_side(
             for _ in range(calls[name]):
                 call()
             samples[name].append((time.perf_counter() - begin) / calls[name])
-    return {name: Timing(statistics.median(s), min(s)) for name, s in samples.items()}
+    return {name: Timing(tuple(each)) for name, each in samples.items()}
 
 
 def table(title: str, rows: list[tuple[str, ...]]) -> None:
@@ -60,6 +75,11 @@ def write_json(path: Path | None, results: object) -> None:
     """Write the results with the machine's facts beside them."""
     if path is None:
         return
-    facts = {"python": platform.python_version(), "machine": platform.machine()}
+    facts = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+    }
     path.write_text(json.dumps({"facts": facts, "results": results}, indent=2) + "\n", "utf-8")
     print(f"\nwritten: {path}")
