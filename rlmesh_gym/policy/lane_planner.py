@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlmesh_gym.errors import ModelError, RemoteError
+from rlmesh_gym.errors import Error, ModelError
 from rlmesh_gym.policy.chunks import lane_indices
 from rlmesh_gym.policy.delay import DelayEstimate
 from rlmesh_gym.policy.prefetch import PrefetchedPlans
@@ -227,7 +227,7 @@ class LanePlanner:
         calls = self._stats.calls
         try:
             plan = self._adapter.plan(np.flatnonzero(lanes), observations, bounds, self._step)
-        except RemoteError as error:
+        except Error as error:
             # This step's actions are good. The plan is asked for again when it is needed, and
             # raises then if the trouble lasts.
             _LOGGER.debug("asking ahead failed: %s", error)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import uuid6
-from gymnasium import spaces
 
 from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.errors import ClosedError, Error, UnsupportedCallError
@@ -17,6 +15,7 @@ from rlmesh_gym.policy.env_view import filler_action, view_env
 from rlmesh_gym.policy.lane_planner import LanePlanner
 from rlmesh_gym.policy.schedule import PlanSchedule
 from rlmesh_gym.policy.stats import PolicyStats
+from rlmesh_gym.policy.unbatched import is_unbatched
 from rlmesh_gym.rpc import ModelSession
 
 if TYPE_CHECKING:
@@ -251,7 +250,9 @@ class RemotePolicy:
         """
         del deterministic
         self._check_open("predict")
-        is_batched = self.num_envs > 1 or not _is_single(self.single_observation_space, observation)
+        is_batched = self.num_envs > 1 or not is_unbatched(
+            self.single_observation_space, observation
+        )
         leaves = (
             self._observation_codec.flatten(observation, self.num_envs)
             if is_batched
@@ -322,23 +323,3 @@ class RemotePolicy:
         if self.closed:
             message = f"{self.endpoint}: {operation} after close()"
             raise ClosedError(message)
-
-
-def _is_single(space: gymnasium.Space[Any], value: Any) -> bool | None:
-    """Tell one observation from a batch of one, by the first leaf that shows the difference.
-
-    Returns:
-        None where nothing shows it, as in an empty Dict or in what fits neither.
-    """
-    if isinstance(space, spaces.Dict):
-        named = value if isinstance(value, dict) else {}
-        children = [(child, named[key]) for key, child in space.items() if key in named]
-    elif isinstance(space, spaces.Tuple):
-        members = value if isinstance(value, (tuple, list)) else ()
-        children = list(zip(space.spaces, members, strict=False))
-    elif isinstance(space, spaces.Text):
-        return isinstance(value, str)
-    else:
-        return np.ndim(value) == len(space.shape or ())
-    answers = (_is_single(child, member) for child, member in children)
-    return next((answer for answer in answers if answer is not None), None)
