@@ -50,9 +50,11 @@ class Run:
         pending: What it waits for; None when it is over.
         infos: What it returned.
         error: What ended it instead.
+        is_torn: A KeyboardInterrupt came while the exchange was at work, not while it waited, so
+            nobody knows how much of it was done.
     """
 
-    __slots__ = ("_exchange", "endpoint", "error", "indices", "infos", "pending")
+    __slots__ = ("_exchange", "endpoint", "error", "indices", "infos", "is_torn", "pending")
 
     def __init__(self, endpoint: Endpoint, exchange: Exchange, indices: Sequence[int] = ()) -> None:
         self.endpoint = endpoint
@@ -61,6 +63,7 @@ class Run:
         self.pending: Pending[Any] | None = None
         self.infos: InfoRows = None
         self.error: Error | None = None
+        self.is_torn = False
 
     def begin(self) -> None:
         """Send the first request; what goes wrong stands in ``error``."""
@@ -84,6 +87,7 @@ class Run:
             self._resume(message, None)
 
     def _resume(self, message: Any, failure: Error | None) -> None:
+        self.is_torn = True
         self.pending = None
         try:
             if failure is None:
@@ -96,6 +100,7 @@ class Run:
             self.error = error if message is None else self._unreadable(error)
         except Error as error:
             self.error = error
+        self.is_torn = False
 
     def _unreadable(self, error: CodecError) -> ProtocolError:
         wrapped = ProtocolError(

@@ -61,7 +61,8 @@ class EndpointGroup:
         action_codec: Codec of the single action space.
         table: The lane table.
         log: Episodes that are over.
-        pending: Name of the call in flight, None without one.
+        pending: Name of the call that its caller has yet to wait for, None without one. Set by
+            whoever leaves the waiting to a later call.
 
     Raises:
         AutoresetError: An endpoint cannot serve the mode.
@@ -90,7 +91,6 @@ class EndpointGroup:
         self.conversions: list[Conversion] = []
         self.pending: str | None = None
         self._call: Call | None = None
-        self._outstanding: Call | None = None
         self._recovery = recovery
         self._once = Recovery(patience=0.0)
         self._frames = FrameReader()
@@ -253,21 +253,17 @@ class EndpointGroup:
         runs = call.runs
         if len(runs) > 1:
             runs = sorted(runs, key=lambda run: run.endpoint.is_lost)
-        try:
-            for run in runs:
-                run.begin()
-                error = run.error
-                is_request = error is not None and not isinstance(error, RemoteError)
-                if error is not None and is_request and not call.is_waiting:
-                    raise error  # A wrong request; nothing is in flight.
-        except KeyboardInterrupt:
-            self._outstanding = call
-            raise
         self._call = call
-        self.pending = call.name
+        for run in runs:
+            run.begin()
+            error = run.error
+            is_request = error is not None and not isinstance(error, RemoteError)
+            if error is not None and is_request and not call.is_waiting:
+                self._call = None
+                raise error  # A wrong request; nothing is in flight.
 
     def finish(self, timeout: float | None) -> tuple[Batch, list[tuple[Endpoint, InfoRows]]]:
-        """Wait for the call in flight.
+        """Wait for the call that was begun last.
 
         Args:
             timeout: Seconds; None waits for ever.
@@ -283,17 +279,18 @@ class EndpointGroup:
         if call is None:
             raise NoPendingCallError("nothing is in flight", name=str(self.pending))
         self.pending = None
-        self._call = None
+        call.finish(timeout)
         try:
-            call.finish(timeout)
-        except BaseException:
-            self._outstanding = call
+            self._settle(call)
+        except Error:
+            self._call = None
             raise
-        self._settle(call)
+        self._call = None
         return call.batch, [(run.endpoint, run.infos) for run in call.runs]
 
     def _take_in_late(self, timeout: float | None) -> None:
-        call = self._outstanding
+        """End the last call first, where it came too late or was interrupted."""
+        call = self._call
         if call is None:
             return
         try:
@@ -304,11 +301,11 @@ class EndpointGroup:
                 "sent",
                 operation=call.name,
             ) from error
-        self._outstanding = None
         for run in call.runs:
-            if run.error is not None and is_final(run.error):
+            if run.is_torn or (run.error is not None and is_final(run.error)):
                 self._lose(run.endpoint)
                 run.endpoint.is_loss_told = False
+        self._call = None
 
     def _settle(self, call: Call) -> None:
         """Deal with the runs that failed."""
@@ -374,7 +371,7 @@ class EndpointGroup:
         if self._is_closed:
             return
         self._is_closed = True
-        self._call = self._outstanding = None
+        self._call = None
         self.pending = None
         if os.getpid() != self._pid:
             return  # The sessions belong to the parent.

@@ -40,7 +40,10 @@ def check_steppable(
     if lost and not restarts:
         names = ", ".join(endpoint.address for endpoint in lost)
         lanes = [lane for endpoint in lost for lane in endpoint.lanes]
-        raise ResetNeededError(f"step: {names} was lost with its lanes {lanes}; call reset() first")
+        raise ResetNeededError(
+            f"step: {names} was lost, or interrupted at work, with its lanes {lanes}; call reset() "
+            "first"
+        )
     ended = np.flatnonzero(table.ended).tolist()
     fresh = [lane for lane in ended if not table.episode_ids[lane]]
     if fresh:

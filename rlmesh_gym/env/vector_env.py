@@ -206,11 +206,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             EnvError: An environment, or its server, failed.
             UnavailableError: An endpoint was lost; ``reset()`` connects anew.
         """
-        self.step_async(actions)
+        self._start_step(actions)
         return self._finish_step(self._group.timeouts.step)
 
     def step_async(self, actions: Any) -> None:
         """Send a step without waiting for it; see :meth:`step`."""
+        self._start_step(actions)
+        self._group.pending = "step"
+
+    def _start_step(self, actions: Any) -> None:
         group = self._group
         group.check_ready("step")
         group.prepare_step()
@@ -263,11 +267,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             ConfigurationError: An endpoint cannot reset some lanes alone.
             DeadlineError: No answer within ``timeouts.reset``.
         """
-        self.reset_async(seed, options)
+        self._start_reset(seed, options)
         return self._finish_reset(self._group.timeouts.reset)
 
     def reset_async(self, seed: Seeds = None, options: Mapping[str, Any] | None = None) -> None:
         """Send a reset without waiting for it; see :meth:`reset`."""
+        self._start_reset(seed, options)
+        self._group.pending = "reset"
+
+    def _start_reset(self, seed: Seeds, options: Mapping[str, Any] | None) -> None:
         group = self._group
         group.check_ready("reset")
         seeds = expand_seeds(seed, self.num_envs)

@@ -18,7 +18,7 @@ from rlmesh_gym.server.operations import Operations
 from rlmesh_gym.server.session_slots import SessionSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
     from typing import TypeVar
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.server.conformance import ValidationPolicy
 
     T = TypeVar("T")
-    AnyEnv = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | list[gym.Env[Any, Any]]
+    AnyEnv = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Sequence[gym.Env[Any, Any]]
 
 __all__ = ["EnvServer"]
 

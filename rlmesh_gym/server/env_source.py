@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym.server.served_env import ServedEnv
 
-    AnyEnv = gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | list[gym.Env[Any, Any]]
+    AnyEnv = gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Sequence[gym.Env[Any, Any]]
 
 __all__ = ["EnvSource"]
 
