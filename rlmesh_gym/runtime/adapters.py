@@ -34,9 +34,13 @@ def as_runtime_envs(
     """Return the endpoints of a run for one env, or for a list or tuple of them.
 
     Raises:
-        ConfigurationError: One of them is nothing that a run takes.
+        ConfigurationError: One of them is nothing that a run takes, or is there twice.
     """
     several = env if isinstance(env, (list, tuple)) else [env]
+    objects = [one for one in several if not isinstance(one, str)]
+    if len({id(one) for one in objects}) < len(objects):
+        message = "the same env object stands in the list twice; its lanes can be played only once"
+        raise ConfigurationError(message)
     return tuple(as_runtime_env(one, token=token, tls=tls) for one in several)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from rlmesh_gym.errors import StateError
+from rlmesh_gym.errors import DeadlineError, StateError
 from rlmesh_gym.runtime.telemetry import CallTiming
 
 if TYPE_CHECKING:
@@ -22,8 +23,11 @@ __all__ = [
     "CancelledRunError",
     "CompletedCall",
     "EventLike",
+    "ThreadCall",
     "Waiter",
 ]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -93,6 +97,69 @@ class CompletedCall(Generic[T]):
         """Return False: it has been answered."""
         del error
         return False
+
+
+class ThreadCall(Generic[T]):
+    """A function that may take long, on a thread of its own, so that a cancellation need not wait.
+
+    Args:
+        function: What to do; begun by ``result``.
+        discard: Called on that thread after ``function`` succeeded too late.
+    """
+
+    def __init__(self, function: Callable[[], T], discard: Callable[[], None]) -> None:
+        self.timing = CallTiming(0)
+        self._function = function
+        self._discard = discard
+        self._answered = threading.Event()
+        self._lock = threading.Lock()
+        self._is_left = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def result(self, timeout: float | None) -> T:
+        """Begin, wait, and return what the function returns, or raise what it raises."""
+        threading.Thread(target=self._run, name="rlmesh_gym-call", daemon=True).start()
+        try:
+            self._answered.wait(timeout)
+        finally:
+            # Left by an interrupt, or by the timeout.
+            self.abandon(DeadlineError(f"not done within {timeout} s"))
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def done(self) -> bool:
+        """Whether the function has returned, or is not waited for any more."""
+        return self._answered.is_set()
+
+    def abandon(self, error: Error) -> bool:
+        """Leave the function to itself."""
+        with self._lock:
+            if self._answered.is_set():
+                return False
+            self._is_left = True
+            self._error = error
+            self._answered.set()
+            return True
+
+    def _run(self) -> None:
+        value: T | None = None
+        failure: BaseException | None = None
+        try:
+            value = self._function()
+        except BaseException as error:
+            failure = error
+        with self._lock:
+            if not self._is_left:
+                self._value, self._error = value, failure
+                self._answered.set()
+                return
+        if failure is None:
+            try:
+                self._discard()
+            except Exception:
+                logger.exception("undoing a call that came too late failed")
 
 
 class EventLike(Protocol):
@@ -167,6 +234,11 @@ class Waiter:
         self._waiting: Call[Any] | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def can_be_cancelled(self) -> bool:
+        """Whether there is anything to watch."""
+        return self._cancellation is not None
 
     @property
     def cancelled(self) -> bool:

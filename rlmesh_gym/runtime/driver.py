@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uuid6
@@ -17,10 +18,10 @@ from rlmesh_gym.errors import ConfigurationError, Error
 from rlmesh_gym.runtime import events
 from rlmesh_gym.runtime.adapters import as_runtime_envs, as_runtime_model
 from rlmesh_gym.runtime.bottleneck import TimeShares
-from rlmesh_gym.runtime.calls import CancelledRunError, Waiter
+from rlmesh_gym.runtime.calls import CancelledRunError, ThreadCall, Waiter
 from rlmesh_gym.runtime.context import RunContext, TimedCalls
 from rlmesh_gym.runtime.endpoint_lanes import EndpointLanes, ResetWay
-from rlmesh_gym.runtime.hooks import HookTable
+from rlmesh_gym.runtime.hooks import HookTable, as_hooks
 from rlmesh_gym.runtime.lane_book import LaneBook
 from rlmesh_gym.runtime.loop import RunLoop
 from rlmesh_gym.runtime.predictor import Predictor
@@ -29,7 +30,7 @@ from rlmesh_gym.runtime.rows import RowStore
 from rlmesh_gym.runtime.telemetry import Telemetry, TelemetryTicker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rlmesh_gym.runtime.calls import EventLike
     from rlmesh_gym.runtime.hooks import RuntimeHooks
@@ -79,12 +80,12 @@ class RuntimeDriver:
         spec: RuntimeSessionSpec,
         env: Any,
         model: Any,
-        hooks: RuntimeHooks | Sequence[RuntimeHooks] | None = None,
+        hooks: RuntimeHooks | Iterable[RuntimeHooks] | None = None,
     ) -> None:
         self.spec = spec
         self.envs = as_runtime_envs(env)
         self.model = as_runtime_model(model)
-        self.hooks = hooks
+        self.hooks = as_hooks(hooks)
 
     def run(
         self,
@@ -127,7 +128,7 @@ class _Run:
         spec: RuntimeSessionSpec,
         envs: Sequence[RuntimeEnv],
         model: RuntimeModel,
-        hooks: RuntimeHooks | Sequence[RuntimeHooks] | None,
+        hooks: Sequence[RuntimeHooks],
     ) -> None:
         self.spec = spec
         self.envs = envs
@@ -162,20 +163,47 @@ class _Run:
                 self.stop_reason = _cancel_text(cancellation, reason)
             except BaseException as error:
                 failure = error
-        interrupted = self.loop.interrupt() if self.loop is not None else []
-        self._let_go()
-        report = self._report(failure, interrupted)
-        self.hooks.emit("on_telemetry", report.telemetry)
-        if failure is None:
+        return self._settle(failure)
+
+    def _settle(self, failure: BaseException | None) -> RuntimeReport:
+        """Let go, report, and tell the hooks; each of it also where Ctrl-C ended what was before.
+
+        Returns:
+            The report, where nothing failed.
+        """
+        first = failure
+
+        def attempt(action: Callable[..., object], *arguments: Any) -> None:
+            nonlocal first
+            try:
+                action(*arguments)
+            except BaseException as error:
+                # No Exception comes up to here. This is a Ctrl-C or a hook that calls sys.exit.
+                first = first or error
+
+        interrupted = self.loop.interrupted() if self.loop is not None else []
+        for summary in interrupted:
+            attempt(self._emit_interrupted, summary)
+        for what, action in self._releases():
+            attempt(self._quietly, what, action)
+        telemetry = self.telemetry.session_snapshot()
+        attempt(self.hooks.emit, "on_telemetry", telemetry)
+        report = self._report(first, interrupted, telemetry)
+        if first is None:
             ended = events.SessionEnded(*self.identity, stop_reason=self.stop_reason, report=report)
-            self.hooks.emit("session_ended", ended)
+            attempt(self.hooks.emit, "session_ended", ended)
+        else:
+            failed = events.SessionFailed(*self.identity, error=first, report=report)
+            attempt(self.hooks.emit, "session_failed", failed)
+        if first is None:
             return report
-        self.hooks.emit(
-            "session_failed", events.SessionFailed(*self.identity, error=failure, report=report)
-        )
         with contextlib.suppress(AttributeError):  # An exception with slots cannot carry it.
-            failure.report = report  # type: ignore[attr-defined]
-        raise failure
+            first.report = report  # type: ignore[attr-defined]
+        raise first
+
+    def _emit_interrupted(self, summary: EpisodeSummary) -> None:
+        if self.loop is not None:
+            self.loop.emit_completed(summary)
 
     def _play(self, waiter: Waiter) -> None:
         self.spec = spec = self.spec.validate()
@@ -212,8 +240,7 @@ class _Run:
         if not self.envs:
             raise ConfigurationError("a run needs at least one env endpoint, got none")
         for env in self.envs:
-            waiter.check()
-            env.connect(self.spec.limits)
+            self._connect_to(env, waiter)
             contract = env.contract
             self.env_id = self.env_id or contract.env_id
             part = EndpointLanes(env, first, self.spec)
@@ -231,6 +258,18 @@ class _Run:
                 self.hooks.emit("env_connected", connected)
         self._check_spaces()
 
+    def _connect_to(self, end: RuntimeEnv | RuntimeModel, waiter: Waiter) -> None:
+        waiter.check()
+        limits = self.spec.limits
+        if waiter.can_be_cancelled:
+            # Who does not answer is waited for elsewhere, and closed if the answer comes too late.
+            connecting = ThreadCall(
+                partial(end.connect, limits), partial(end.close, limits.close_timeout)
+            )
+            waiter.wait(connecting, None)
+        else:
+            end.connect(limits)
+
     def _check_spaces(self) -> None:
         first = self.parts[0].env
         for part in self.parts[1:]:
@@ -247,9 +286,8 @@ class _Run:
         return [part.env.endpoint for part in self.parts for _ in part.lanes]
 
     def _resolve(self, waiter: Waiter) -> ModelNeeds:
-        waiter.check()
         spec = self.spec
-        self.model.connect(spec.limits)
+        self._connect_to(self.model, waiter)
         self.is_resolving = True
         # The route is new in every run: releasing it must not take another client's adapter away.
         call = self.model.resolve(
@@ -304,18 +342,24 @@ class _Run:
     def _deliver_window(self, snapshot: TelemetrySnapshot) -> None:
         self.hooks.emit("on_telemetry", snapshot)
 
-    def _let_go(self) -> None:
+    def _releases(self) -> list[tuple[str, Callable[[], None]]]:
+        """Return what must be done to let go of everything, with a name for each."""
         timeout = self.spec.limits.close_timeout
-        if self.ticker is not None and not self.ticker.stop(timeout):
-            self.hooks.log(logging.WARNING, "an on_telemetry hook is still at work; left behind")
+        releases: list[tuple[str, Callable[[], None]]] = []
+        if self.ticker is not None:
+            releases.append(("stopping the telemetry", self._stop_ticker))
         if self.is_resolving:
-            self._quietly("releasing the model", lambda: self._release(timeout))
-        self._quietly("closing the model", lambda: self.model.close(timeout))
-        for env in self.envs:
-            self._quietly(f"closing {env.endpoint}", lambda env=env: env.close(timeout))  # type: ignore[misc]
+            releases.append(("releasing the model", self._release))
+        releases.append(("closing the model", partial(self.model.close, timeout)))
+        releases += [(f"closing {env.endpoint}", partial(env.close, timeout)) for env in self.envs]
+        return releases
 
-    def _release(self, timeout: float) -> None:
-        self.model.release(self.stop_reason).result(timeout)
+    def _stop_ticker(self) -> None:
+        if self.ticker is not None and not self.ticker.stop(self.spec.limits.close_timeout):
+            self.hooks.log(logging.WARNING, "an on_telemetry hook is still at work; left behind")
+
+    def _release(self) -> None:
+        self.model.release(self.stop_reason).result(self.spec.limits.close_timeout)
 
     def _quietly(self, what: str, action: Callable[[], None]) -> None:
         """Do one step of letting go; its failure is logged and never hides an earlier error."""
@@ -330,7 +374,10 @@ class _Run:
     # Reporting
 
     def _report(
-        self, failure: BaseException | None, interrupted: list[EpisodeSummary]
+        self,
+        failure: BaseException | None,
+        interrupted: list[EpisodeSummary],
+        telemetry: TelemetrySnapshot,
     ) -> RuntimeReport:
         duration = time.monotonic() - self.began
         completed = [] if self.loop is None else self.loop.episodes
@@ -352,7 +399,7 @@ class _Run:
             duration=duration,
             stop_reason=self.stop_reason if failure is None else "failed",
             error=None if failure is None else f"{type(failure).__name__}: {failure}",
-            telemetry=self.telemetry.session_snapshot(),
+            telemetry=telemetry,
             bottleneck=self.shares.bottleneck(duration),
         )
 

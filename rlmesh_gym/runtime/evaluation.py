@@ -11,7 +11,7 @@ from rlmesh_gym.runtime.driver import RuntimeDriver
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rlmesh_gym.rpc import TLSConfig
     from rlmesh_gym.runtime.calls import EventLike
@@ -36,7 +36,7 @@ def run(
     session_id: str = DEFAULT_SESSION_ID,
     reset_options: Mapping[str, Any] | None = None,
     limits: RuntimeLimits | None = None,
-    hooks: RuntimeHooks | Sequence[RuntimeHooks] | None = None,
+    hooks: RuntimeHooks | Iterable[RuntimeHooks] | None = None,
     cancellation: EventLike | None = None,
     reason: str | Callable[[], str | None] | None = None,
     token: str | None = None,

@@ -7,16 +7,19 @@ The two transforms change what the ends get, so what they raise ends the run.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlmesh_gym.errors import ConfigurationError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from rlmesh_gym.runtime import events
     from rlmesh_gym.runtime.events import LogEvent
     from rlmesh_gym.runtime.report import TelemetrySnapshot
 
-__all__ = ["OBSERVERS", "TRANSFORMS", "CompositeHooks", "HookTable", "RuntimeHooks"]
+__all__ = ["OBSERVERS", "TRANSFORMS", "CompositeHooks", "HookTable", "RuntimeHooks", "as_hooks"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +140,38 @@ def _overridden(hook: RuntimeHooks, name: str) -> Callable[[Any], Any] | None:
     return method  # type: ignore[no-any-return]
 
 
+def as_hooks(hooks: RuntimeHooks | Iterable[RuntimeHooks] | None) -> tuple[RuntimeHooks, ...]:
+    """Return the hooks of a run one by one, whether one was given, several or none.
+
+    A hook is whatever has a method of the right name; it need not be a :class:`RuntimeHooks`.
+
+    Raises:
+        ConfigurationError: Something among them would never be called.
+    """
+    if hooks is None:
+        return ()
+    given: list[Any] = [hooks]
+    if not _is_hook(hooks) and isinstance(hooks, Iterable) and not isinstance(hooks, (str, bytes)):
+        given = list(hooks)
+    for hook in given:
+        if not _is_hook(hook):
+            advice = "pass an instance of the class" if isinstance(hook, type) else "it has none"
+            message = (
+                f"hooks have methods such as {OBSERVERS[3]} or {TRANSFORMS[0]}, got {hook!r}; "
+                f"{advice}"
+            )
+            raise ConfigurationError(message)
+    return tuple(_flatten(given))
+
+
+def _is_hook(candidate: Any) -> bool:
+    if isinstance(candidate, type):
+        return False
+    return isinstance(candidate, RuntimeHooks) or any(
+        callable(getattr(candidate, name, None)) for name in (*OBSERVERS, *TRANSFORMS)
+    )
+
+
 class HookTable:
     """Which hooks listen to which event, looked up once when a run starts.
 
@@ -144,23 +179,21 @@ class HookTable:
     dictionary look-up.
 
     Args:
-        hooks: The user's hooks; None for none. Anything with methods of the right names will do.
+        hooks: From :func:`as_hooks`.
         make_log: Makes the event for the ``log`` hook.
     """
 
     def __init__(
         self,
-        hooks: RuntimeHooks | Sequence[RuntimeHooks] | None,
+        hooks: Sequence[RuntimeHooks],
         make_log: Callable[[int, str], LogEvent],
     ) -> None:
-        given = () if hooks is None else hooks if isinstance(hooks, (list, tuple)) else (hooks,)
-        parts = _flatten(given)
         self._make_log = make_log
         self._failed: set[tuple[int, str]] = set()
         self._table: dict[str, tuple[Callable[[Any], Any], ...]] = {}
         for name in (*OBSERVERS, *TRANSFORMS):
             found = tuple(
-                method for hook in parts if (method := _overridden(hook, name)) is not None
+                method for hook in hooks if (method := _overridden(hook, name)) is not None
             )
             if found:
                 self._table[name] = found
@@ -170,12 +203,22 @@ class HookTable:
         return name in self._table
 
     def emit(self, name: str, event: Any) -> None:
-        """Call every listener; what one raises is logged."""
+        """Call every listener; what one raises is logged.
+
+        Raises:
+            BaseException: A listener was interrupted or calls ``sys.exit``; raised when the others
+                have heard of the event.
+        """
+        leaving: BaseException | None = None
         for position, method in enumerate(self._table.get(name, ())):
             try:
                 method(event)
             except Exception as error:  # noqa: PERF203 - one hook must not spoil the next
                 self._report(name, position, method, error)
+            except BaseException as error:
+                leaving = leaving or error
+        if leaving is not None:
+            raise leaving
 
     def log(self, level: int, message: str) -> None:
         """Log, and tell the ``log`` hooks."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -21,14 +22,13 @@ from rlmesh_gym.runtime.rows import RowFormat, Rows
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import gymnasium
     from numpy.typing import NDArray
 
     from rlmesh_gym.runtime.spec import RuntimeLimits
 
 __all__ = ["LocalRuntimeEnv"]
 
-_UNNAMED = "UnknownEnv-v0"
+_UNNAMED = "UnknownEnv-v1"
 
 
 class LocalRuntimeEnv:
@@ -48,9 +48,8 @@ class LocalRuntimeEnv:
         else:
             env = envs
             self.envs = SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.DISABLED)
-        single_spec = getattr(envs, "spec", None)
         self._contract = EnvContract(
-            env_id=single_spec.id if single_spec is not None else _UNNAMED,
+            env_id=_id_of(envs),
             single_observation_space=self.envs.single_observation_space,
             single_action_space=self.envs.single_action_space,
             metadata=dict(self.envs.metadata or {}),
@@ -108,7 +107,10 @@ class LocalRuntimeEnv:
         episode_ids: Sequence[str],
         options: Mapping[str, Any] | None,
     ) -> CompletedCall[ResetReply]:
-        """Reset all lanes, or some through ``reset_mask``."""
+        """Reset all lanes, or some through ``reset_mask``.
+
+        A vector that takes one seed only gets the first lane's.
+        """
         del episode_ids
         began = time.perf_counter_ns()
         given = None if options is None else dict(options)
@@ -123,9 +125,17 @@ class LocalRuntimeEnv:
             seed = [None] * num_envs
             for lane, value in zip(asked, seeds, strict=True):
                 seed[lane] = value
-        observations, _ = self.envs.reset(seed=seed, options=given)
+        is_seeded = True
+        try:
+            observations, _ = self.envs.reset(seed=seed, options=given)
+        except (gymnasium.error.Error, TypeError):
+            if seeds is None or isinstance(self.envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+                raise
+            # VectorEnv promises to take one int; vectors that step their lanes as one take no more.
+            observations, _ = self.envs.reset(seed=seeds[0], options=given)
+            is_seeded = False
         rows = self._observed(observations).take(asked)
-        return CompletedCall(ResetReply(rows), time.perf_counter_ns() - began)
+        return CompletedCall(ResetReply(rows, is_seeded), time.perf_counter_ns() - began)
 
     def step(
         self, actions: Rows, *, lanes: Sequence[int] | None, episode_ids: Sequence[str]
@@ -172,6 +182,17 @@ class LocalRuntimeEnv:
     def close(self, timeout: float) -> None:
         """Leave the env open: it belongs to whoever made it."""
         del timeout
+
+
+def _id_of(envs: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> str:
+    served = getattr(envs.unwrapped, "contract", None)
+    if isinstance(served, EnvContract):
+        # What runs elsewhere, in place of the id that stands for all remote environments.
+        return served.env_id
+    # A vector that was built from functions has no spec; its environments have.
+    inner = envs.unwrapped.envs if isinstance(envs.unwrapped, SyncVectorEnv) else ()
+    specs = (getattr(env, "spec", None) for env in (envs, *inner[:1]))
+    return next((spec.id for spec in specs if spec is not None), _UNNAMED)
 
 
 def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:

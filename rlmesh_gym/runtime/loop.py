@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rlmesh_gym.errors import StateError
+from rlmesh_gym.errors import ConfigurationError, StateError
 from rlmesh_gym.runtime import events
 from rlmesh_gym.runtime.lane_book import LaneState
 from rlmesh_gym.runtime.rows import gather
@@ -78,6 +78,7 @@ class RunLoop:
 
         Raises:
             CancelledRunError: The run was cancelled.
+            ConfigurationError: The env cannot be given the seeds of the spec.
             Error: An end failed.
             Exception: A transform, or an end in this process, raised.
         """
@@ -97,14 +98,10 @@ class RunLoop:
             self._tick += 1
         return "max_episodes"
 
-    def interrupt(self) -> list[EpisodeSummary]:
+    def interrupted(self) -> list[EpisodeSummary]:
         """Write up the episodes that are going on, for a run that ends before them."""
-        interrupted = []
-        for lane in self._book.lanes_in(LaneState.PLAYING):
-            summary = self._book.summarise(lane, interrupted=True)
-            interrupted.append(summary)
-            self._emit_completed(summary)
-        return interrupted
+        book = self._book
+        return [book.summarise(lane, interrupted=True) for lane in book.lanes_in(LaneState.PLAYING)]
 
     # Resets
 
@@ -133,8 +130,21 @@ class RunLoop:
         replies = self._context.calls.together(calls, ENV_RESET, began, timeout)
         for (_, lanes, ids), reply in zip(sent, replies, strict=True):
             self._observations.put(lanes, reply.observations)
+            if not reply.is_seeded:
+                self._unseed(seeds, lanes)
             for lane, episode_id in zip(lanes, ids, strict=True):
                 self._begin(lane, episode_id, seeds[lane], by_env=False)
+
+    def _unseed(self, seeds: dict[int, int | None], lanes: list[int]) -> None:
+        """Take back the seeds of lanes that did not get them."""
+        if self._context.spec.episode_seeds is not None:
+            message = (
+                f"{self._part_of(lanes[0]).env.endpoint}: this vector env takes one seed for all "
+                "of its lanes, so episode_seeds cannot be given to it; use a base seed, or a "
+                "SyncVectorEnv"
+            )
+            raise ConfigurationError(message)
+        seeds.update(dict.fromkeys(lanes))
 
     def _begin(self, lane: int, episode_id: str, seed: int | None, *, by_env: bool) -> None:
         counts = self._book.begin(lane, episode_id, seed)
@@ -242,7 +252,7 @@ class RunLoop:
             lane, terminated=terminated, truncated=truncated, final_info=final_info
         )
         self.episodes.append(summary)
-        self._emit_completed(summary)
+        self.emit_completed(summary)
 
     def _move_on(self, part: EndpointLanes, lane: int, *, ended_by_env: bool) -> None:
         """Bring a lane whose episode is over into its next state."""
@@ -282,7 +292,8 @@ class RunLoop:
         call = part.env.render(part.local(lane))
         return self._context.calls.untimed(call, self._context.spec.limits.env_step_timeout)
 
-    def _emit_completed(self, summary: EpisodeSummary) -> None:
+    def emit_completed(self, summary: EpisodeSummary) -> None:
+        """Tell the hooks of an episode that is over."""
         if self._hooks.listens("episode_completed"):
             self._context.emit("episode_completed", events.EpisodeCompleted, episode=summary)
 

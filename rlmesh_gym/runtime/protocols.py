@@ -43,9 +43,12 @@ class ResetReply(NamedTuple):
 
     Attributes:
         observations: One row per lane that was reset, in the order asked for.
+        is_seeded: Whether each lane got the seed that was given for it; False where the env takes
+            one seed for all of them. Of no meaning without seeds.
     """
 
     observations: Rows
+    is_seeded: bool = True
 
 
 class StepReply(NamedTuple):

@@ -480,6 +480,9 @@ def test_run_says_what_it_takes() -> None:
         run(make("NEXT_STEP"), SteadyModel())
     with pytest.raises(ConfigurationError, match="at least one env"):
         run([], SteadyModel(), episodes=1)
+    twice = make("NEXT_STEP")
+    with pytest.raises(ConfigurationError, match="twice"):
+        run([twice, twice], SteadyModel(), episodes=1)
 
 
 def test_a_single_local_env_is_a_run_of_one_lane() -> None:
@@ -488,6 +491,38 @@ def test_a_single_local_env_is_a_run_of_one_lane() -> None:
     assert [episode.length for episode in report.episodes] == [3, 3]
     assert env.close_calls == 0
     assert report.env_endpoints == ("local",)
+
+
+def test_a_vector_that_takes_one_seed_is_seeded_as_a_whole() -> None:
+    def play(seed: int | None = None, **options: Any) -> Any:
+        envs = gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
+        report = run(envs, lambda rows: (rows[:, 2] > 0).astype(np.int64), seed=seed, **options)
+        envs.close()
+        return [episode.length for episode in report.episodes], report
+
+    lengths, report = play(7, episodes=6)
+    assert lengths == play(7, episodes=6)[0]
+    assert lengths != play(8, episodes=6)[0]
+    # No lane began with a seed that a record could name.
+    assert [episode.seed for episode in report.episodes] == [None] * 6
+    with pytest.raises(ConfigurationError, match="one seed for all"):
+        play(episode_seeds=[1, 2, 3])
+
+
+def test_local_envs_are_named_by_what_they_are(socket_dir: Path) -> None:
+    import rlmesh_gym as rg
+
+    def name_of(env: Any) -> str:
+        report = run(env, lambda rows: np.zeros(len(rows), np.int64), episodes=0)
+        env.close()
+        return report.env_id
+
+    cart_poles = [partial(gym.make, "CartPole-v1")] * 2
+    assert name_of(gym.make("CartPole-v1")) == "CartPole-v1"
+    assert name_of(gym.vector.SyncVectorEnv(cart_poles)) == "CartPole-v1"
+    with env_server(socket_dir, [make_one() for make_one in cart_poles]) as address:
+        assert name_of(rg.RemoteVectorEnv(address)) == "CartPole-v1"
+        assert name_of(gym.make_vec("rlmesh/Remote-v0", address=address)) == "CartPole-v1"
 
 
 def test_a_driver_runs_again(socket_dir: Path) -> None:

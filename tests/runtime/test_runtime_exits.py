@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -473,3 +474,63 @@ def test_a_failed_eviction_ends_the_run(socket_dir: Path) -> None:
     assert isinstance(found.error, ModelError)
     assert "cannot forget" in str(found.error)
     assert_released(model)
+
+
+@pytest.mark.parametrize("leaving", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("name", ["episode_completed", "on_telemetry", "session_failed"])
+def test_a_hook_that_exits_while_the_run_ends(
+    socket_dir: Path, name: str, leaving: type[BaseException]
+) -> None:
+    def leave_at(self: RuntimeHooks, event: Any) -> None:
+        if getattr(event, "horizon", "session") == "session":
+            raise leaving(name)
+
+    def fail(request: Any, response: Any) -> None:
+        if name == "session_failed" and request.HasField("predict"):
+            response.error.message = "the first error"
+
+    hooks: RuntimeHooks = type("Leaving", (RuntimeHooks,), {name: leave_at})()
+    with env_server(socket_dir, [CountingEnv(2)]) as env, raw_model(socket_dir, fail) as model:
+        found = leave(env, model.address, hooks=[hooks])
+        # Both ends are free for the next one.
+        assert leave(env, model.address, max_episodes=0).error is None
+    assert isinstance(found.error, ModelError if name == "session_failed" else leaving)
+    assert model.kinds.count("release_adapter") == 2
+
+
+def test_an_interrupt_while_the_model_is_released_leaves_nothing_open(socket_dir: Path) -> None:
+    class Impatient(RemoteRuntimeModel):
+        def release(self, reason: str) -> Any:
+            super().release(reason)
+            raise KeyboardInterrupt
+
+    witness = Witness()
+    with env_server(socket_dir, [CountingEnv(2)]) as env, raw_model(socket_dir) as model:
+        spec = RuntimeSessionSpec(max_episodes=3, limits=LIMITS)
+        driver = RuntimeDriver(spec, env, Impatient(model.address), witness)
+        with pytest.raises(KeyboardInterrupt) as raised:
+            driver.run()
+        assert leave(env, model.address, max_episodes=0).error is None
+    report = raised.value.report  # type: ignore[attr-defined]
+    assert len(report.completed_episodes) == 3
+    assert len(witness.session_snapshots) == 1
+    assert isinstance(witness.terminal, events.SessionFailed)
+
+
+@pytest.mark.parametrize("kind", [threading.Event, Cancellation])
+def test_cancelled_while_connecting_hangs(socket_dir: Path, kind: type[Any]) -> None:
+    cancellation = kind()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{socket_dir}/silent.sock")
+        silent.listen()
+
+        def cancel() -> None:
+            silent.accept()[0].close()
+            cancellation.set()
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        found = leave(f"unix://{socket_dir}/silent.sock", "127.0.0.1:1", cancellation=cancellation)
+        thread.join()
+    assert found.error is None
+    assert found.report.stop_reason == "cancelled"

@@ -58,7 +58,7 @@ def test_unused_hooks_are_not_in_the_table() -> None:
 
     table = HookTable([OnlySteps(), RuntimeHooks()], no_log)
     assert [name for name in (*OBSERVERS, *TRANSFORMS) if table.listens(name)] == ["step_completed"]
-    assert not any(HookTable(None, no_log).listens(name) for name in OBSERVERS)
+    assert not any(HookTable((), no_log).listens(name) for name in OBSERVERS)
 
 
 def test_no_event_is_made_that_nobody_listens_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +77,26 @@ def test_hooks_need_no_base_class() -> None:
     duck: Any = Duck()
     run(counting_vector(2), SteadyModel(), episodes=4, hooks=duck)
     assert duck.seen == 4
+
+
+def test_hooks_may_come_in_any_container() -> None:
+    seen: list[int] = []
+
+    class Ends(RuntimeHooks):
+        def episode_completed(self, event: events.EpisodeCompleted) -> None:
+            seen.append(event.episode.index)
+
+    ends = Ends()
+    for hooks in (ends, [ends], (ends,), {ends}, (hook for hook in [ends]), CompositeHooks([ends])):
+        seen.clear()
+        run(counting_vector(2), SteadyModel(), episodes=2, hooks=hooks)
+        assert sorted(seen) == [0, 1]
+
+
+@pytest.mark.parametrize("wrong", [RuntimeHooks, [RuntimeHooks], [None], "hook", {"a": 1}, 3])
+def test_what_would_never_be_called_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="hooks have methods such as"):
+        run(counting_vector(2), SteadyModel(), episodes=2, hooks=wrong)
 
 
 @pytest.mark.parametrize("horizon", [1, 3])
@@ -247,7 +267,7 @@ def test_json_lines(tmp_path: Path) -> None:
     assert sorted(row["index"] for row in completed) == [0, 1, 2]
     chosen = [json.loads(line)["event"] for line in some.read_text().splitlines()]
     assert chosen == ["episode_completed"] * 3 + ["session_ended"]
-    table = HookTable(recorders[1], no_log)
+    table = HookTable([recorders[1]], no_log)
     assert not table.listens("step_completed")
     with pytest.raises(ConfigurationError, match="no events"):
         JsonLinesRecorder(path, only=["steps"])
