@@ -297,16 +297,15 @@ def test_what_cannot_be_shown_is_told_with_what_can() -> None:
 # The end of the process.
 
 
-def test_a_close_after_the_finalizer_is_quiet() -> None:
-    # Gymnasium before 1.3 closes in __del__, which at the interpreter's end comes after finalizers.
+def test_a_close_after_the_finalizers_is_quiet() -> None:
+    # Gymnasium before 1.3 closes in __del__, which at the interpreter's end comes after them.
     script = """
-import gymnasium, rlmesh_gym
+import weakref, rlmesh_gym
 envs = rlmesh_gym.RemoteVectorEnv(env_id="CartPole-v1", num_envs=2)
 envs.reset()
-gymnasium.vector.VectorEnv.__del__ = lambda self: None if self.closed else self.close()
-raise ValueError("on purpose")
+weakref.finalize._exitfunc()
+envs.close()
 """
     command = [sys.executable, "-c", script]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.stderr.splitlines()[-1] == "ValueError: on purpose"
-    assert "ignored" not in result.stderr
+    assert (result.returncode, result.stderr) == (0, "")
