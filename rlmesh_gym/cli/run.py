@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlmesh_gym.cli.exit_codes import (
     EXIT_DONE,
     EXIT_ENV_UNREACHABLE,
+    EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_MODEL_UNREACHABLE,
 )
@@ -31,7 +32,7 @@ from rlmesh_gym.runtime.calls import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
 from rlmesh_gym.runtime.episode_recorder import EpisodeRecorder
 from rlmesh_gym.runtime.progress import ProgressBar
-from rlmesh_gym.runtime.records import EPISODES_JSONL, EpisodeJournal
+from rlmesh_gym.runtime.records import EPISODES_JSONL, EpisodeJournal, read_episodes
 from rlmesh_gym.runtime.remote_env import RemoteRuntimeEnv
 from rlmesh_gym.runtime.remote_model import RemoteRuntimeModel
 from rlmesh_gym.runtime.report_files import read_report, write_report
@@ -160,12 +161,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace, directory: Path) -> RunPlan:
-    if options.report is not None and (directory / EPISODES_JSONL).exists():
-        message = (
-            f"{directory} holds the episodes of an earlier run; go on with it by "
-            f"--resume {directory}, or name a new directory"
-        )
-        raise ConfigurationError(message)
+    if options.report is not None:
+        _check_unused(directory)
     earlier = RunPlan.load(directory) if options.resume is not None else None
     given = {
         "env": None if options.env is None else tuple(options.env),
@@ -179,25 +176,46 @@ def _plan(options: argparse.Namespace, directory: Path) -> RunPlan:
     return RunPlan.from_options(given, earlier)
 
 
+def _check_unused(directory: Path) -> None:
+    journal = directory / EPISODES_JSONL
+    # A run that failed before its first episode leaves nothing to keep.
+    if journal.is_file() and read_episodes(journal).rows:
+        message = (
+            f"{directory} holds the episodes of an earlier run; go on with it by "
+            f"--resume {directory}, or name a new directory"
+        )
+        raise ConfigurationError(message)
+
+
 def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _Ends) -> int:
     with EpisodeJournal(directory) as journal:
+        if options.report is not None:
+            _check_unused(directory)
         earlier = journal.rows
         _check_same_env(earlier, ends, directory)
+        before = read_report(directory)
         remaining = plan.remaining(earlier, per_episode=ends.can_reset_lanes)
         if earlier:
             print(f"{len(earlier):,} episodes are done, {len(remaining.indices):,} are left")
-        if not remaining.indices:
+        is_reported = before is not None and len(before.completed_episodes) >= len(earlier)
+        # A run may have been killed after its last episode and before its report.
+        if not remaining.indices and is_reported:
             return EXIT_DONE
         plan.save(directory)
-        hooks: list[RuntimeHooks] = [EpisodeRecorder(journal, remaining.indices), ProgressBar()]
+        recorder = EpisodeRecorder(journal, remaining.indices)
+        hooks: list[RuntimeHooks] = [recorder, ProgressBar()]
         if options.video:
             hooks.append(VideoRecorder(directory / "videos", options.video))
         spec = _spec(plan, remaining, options.timeout, done=len(earlier))
         session, error = _drive(spec, ends, hooks)
-        report = joined_sessions(session, read_report(directory), earlier, journal.rows)
+        rows = (*journal.rows, *recorder.unwritten)
+        report = joined_sessions(session, before, earlier, rows)
         report = dataclasses.replace(report, base_seed=plan.seed)
-    page = write_report(report, directory)
-    print(f"\n{report_text(report)}\n\n{telemetry_text(report.telemetry)}\n\nreport: {page}")
+        print(f"\n{report_text(report)}\n\n{telemetry_text(report.telemetry)}\n")
+        try:
+            print(f"report: {write_report(report, directory, journal=journal)}")
+        except ConfigurationError as unwritten:
+            return _tell(str(unwritten), EXIT_FAILED)
     if error is not None:
         endpoints = [env.endpoint for env in ends.envs]
         code, text = explain(error, plan.env, endpoints, ends.model.endpoint)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime.records import remaining_seeds
 from rlmesh_gym.runtime.seeds import derive_seed
-from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID
+from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeSessionSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["PLAN_JSON", "Remaining", "RunPlan"]
 
 PLAN_JSON = "run.json"
+
+_MOST_EPISODES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,32 @@ class RunPlan:
         if plan.shard[1] > 1 and plan.seed is None:
             message = "--shard needs --seed, or all shards would play the same unseeded episodes"
             raise ConfigurationError(message)
+        plan.check()
         return plan
+
+    def check(self) -> None:
+        """Look at the numbers before anything is asked of any endpoint.
+
+        Raises:
+            ConfigurationError: One of them cannot be played.
+        """
+        RuntimeSessionSpec(
+            max_episodes=self.episodes,
+            max_episode_steps=self.max_episode_steps,
+            base_seed=self.seed,
+            execution_horizon=self.horizon,
+        ).validate()
+        if len(self._part) > _MOST_EPISODES:
+            message = (
+                f"{len(self._part):,} episodes are more than one run keeps, {_MOST_EPISODES:,}; "
+                "play parts of them with --shard"
+            )
+            raise ConfigurationError(message)
+
+    @property
+    def _part(self) -> range:
+        """Places in the plan of the shard's episodes."""
+        return range(self.shard[0] - 1, self.episodes, self.shard[1])
 
     def remaining(self, rows: Sequence[Mapping[str, Any]], *, per_episode: bool) -> Remaining:
         """What ``rows``, the episodes that are done, leave to play.
@@ -100,7 +127,7 @@ class RunPlan:
             per_episode: Whether the endpoints can be reset with a seed at each episode. If not,
                 episodes are counted instead.
         """
-        part = range(self.shard[0] - 1, self.episodes, self.shard[1])
+        part = self._part
         if self.seed is None or not per_episode:
             done = sum(not row.get("interrupted") for row in rows)
             return Remaining(tuple(part[done:]), None)

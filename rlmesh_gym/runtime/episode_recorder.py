@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlmesh_gym.runtime.hooks import RuntimeHooks
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rlmesh_gym.runtime.events import EpisodeCompleted
-    from rlmesh_gym.runtime.records import EpisodeJournal
+    from rlmesh_gym.runtime.records import EpisodeJournal, Row
 
 __all__ = ["EpisodeRecorder"]
 
@@ -24,23 +24,23 @@ class EpisodeRecorder(RuntimeHooks):
             own episodes. None keeps the run's own numbers.
 
     Attributes:
-        errors: What the disk said to episodes that could not be written.
+        unwritten: Rows of finished episodes that the disk did not take.
     """
 
     def __init__(self, journal: EpisodeJournal, indices: Sequence[int] | None = None) -> None:
         self.journal = journal
-        self.errors: list[OSError] = []
+        self.unwritten: list[Row] = []
         self._indices = indices
 
     def episode_completed(self, event: EpisodeCompleted) -> None:
         """Write the episode down, unless it was interrupted."""
         if event.episode.interrupted:
             return
-        row: dict[str, Any] = event.episode.to_dict()
+        row: Row = event.episode.to_dict()
         if self._indices is not None:
             row["index"] = self._indices[event.episode.index]
         try:
             self.journal.append(row)
-        except OSError as error:
-            self.errors.append(error)
+        except OSError:
+            self.unwritten.append(row)
             raise

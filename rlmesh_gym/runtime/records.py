@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import math
 import os
 from collections import Counter
@@ -38,6 +39,8 @@ __all__ = [
     "repeat_counts",
     "write_episodes_csv",
 ]
+
+logger = logging.getLogger(__name__)
 
 EPISODES_JSONL = "episodes.jsonl"
 EPISODES_CSV = "episodes.csv"
@@ -169,13 +172,13 @@ class EpisodeJournal:
 
     Opening reads what an earlier run left there and cuts off a half-written last line. Every
     episode is one ``write`` to the file descriptor, so that a killed process loses at most the
-    line it was writing.
+    line it was writing. While one journal of a directory is open, there can be no other one.
 
     Args:
         directory: The report directory; it is made when missing.
 
     Raises:
-        ConfigurationError: The directory or the file cannot be written.
+        ConfigurationError: The directory or the file cannot be written, or another run is writing.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -186,10 +189,18 @@ class EpisodeJournal:
         self._rows: list[Row] = []
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            if self.path.exists():
-                self._take_in()
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            _lock(self._descriptor)
+            self._take_in()
+        except BlockingIOError as error:
+            self._drop()
+            message = (
+                f"{self.path} is being written by another run; wait for its end, or name another "
+                "directory"
+            )
+            raise ConfigurationError(message) from error
         except OSError as error:
+            self._drop()
             message = f"cannot write episodes to {self.path}: {error.strerror or error}"
             raise ConfigurationError(message) from error
         self._keys = {episode_key(row) for row in self._rows}
@@ -231,7 +242,13 @@ class EpisodeJournal:
         key = episode_key(plain)
         if key in self._keys:
             return False
-        _write_all(self._descriptor, _line(plain))
+        length = os.fstat(self._descriptor).st_size
+        try:
+            _write_all(self._descriptor, _line(plain))
+        except OSError:
+            # Half a line would spoil the next one.
+            os.ftruncate(self._descriptor, length)
+            raise
         self._keys.add(key)
         self._rows.append(plain)
         return True
@@ -239,8 +256,14 @@ class EpisodeJournal:
     def close(self) -> None:
         """Put everything on the disk and close; further calls do nothing."""
         if self._descriptor is not None:
+            try:
+                os.fsync(self._descriptor)
+            finally:
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
-            os.fsync(descriptor)
             os.close(descriptor)
 
     def __enter__(self) -> Self:
@@ -300,6 +323,24 @@ def _distinct(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     for row in rows:
         first.setdefault(episode_key(row), dict(row))
     return list(first.values())
+
+
+def _lock(descriptor: int) -> None:
+    """Lock the file until the descriptor is closed, where the system has such locks.
+
+    Raises:
+        BlockingIOError: Somebody else holds the lock.
+    """
+    try:
+        import fcntl  # noqa: PLC0415 - not on every system
+    except ImportError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        logger.debug("files of this file system cannot be locked", exc_info=True)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

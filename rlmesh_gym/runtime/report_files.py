@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,21 @@ REPORT_JSON = "report.json"
 REPORT_HTML = "report.html"
 
 
-def write_report(report: RuntimeReport, directory: str | os.PathLike[str]) -> Path:
+def write_report(
+    report: RuntimeReport,
+    directory: str | os.PathLike[str],
+    *,
+    journal: EpisodeJournal | None = None,
+) -> Path:
     """Write a report into a directory, which is made when missing.
 
     ``report.json``, ``report.html`` and ``episodes.csv`` are replaced; finished episodes that
     ``episodes.jsonl`` has not yet are added to it.
+
+    Args:
+        report: What to write.
+        directory: Where to.
+        journal: That of the directory, if it is open; it stays open.
 
     Returns:
         The path of ``report.html``.
@@ -50,11 +61,11 @@ def write_report(report: RuntimeReport, directory: str | os.PathLike[str]) -> Pa
         return lambda path: path.write_text(content, encoding="utf-8", errors="replace")
 
     try:
-        with EpisodeJournal(target) as journal:
+        with EpisodeJournal(target) if journal is None else nullcontext(journal) as opened:
             for row in rows:
                 # A resumed run plays cut-off episodes anew.
                 if not row["interrupted"]:
-                    journal.append(row)
+                    opened.append(row)
         _replace(target / REPORT_JSON, write_text(text))
         _replace(target / EPISODES_CSV, lambda path: write_episodes_csv(rows, path))
         _replace(target / REPORT_HTML, write_text(page))

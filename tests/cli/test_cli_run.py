@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import rlmesh_gym as rg
+from rlmesh_gym.runtime import records
 from rlmesh_gym.runtime.records import EpisodeJournal, read_episodes
 from rlmesh_gym.runtime.report_files import read_report
 from tests.cli.conftest import Outcome, address_of, started
@@ -183,6 +185,61 @@ def test_resume_plays_what_is_left(
     assert "--seed cannot change" in changed.error_line
 
 
+def test_a_run_killed_before_its_report_is_reported_by_resuming(
+    program: Callable[..., Outcome], vector: str, model: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run = ("run", "--env", vector, "--model", model, "--episodes", 4, "--seed", 7)
+    assert program(*run, "--report", out).code == 0
+    expected = outcomes(out)
+    for name in ("report.json", "report.html", "episodes.csv"):
+        (out / name).unlink()
+    assert program("run", "--resume", out).code == 0
+    report = read_report(out)
+    assert report is not None
+    assert len(report.completed_episodes) == 4
+    assert report.total_steps == sum(episode.length for episode in report.episodes)
+    assert outcomes(out) == expected
+    assert (out / "report.html").exists()
+    assert (out / "episodes.csv").exists()
+
+
+def test_one_run_at_a_time(
+    program: Callable[..., Outcome], vector: str, model: str, tmp_path: Path
+) -> None:
+    run = ("run", "--env", vector, "--model", model, "--episodes", 2)
+    with EpisodeJournal(tmp_path):
+        refused = program(*run, "--report", tmp_path)
+    assert refused.code == 2
+    assert "being written by another run" in refused.error_line
+    # Nothing was played, so nothing stands in the way of another try.
+    assert program(*run, "--report", tmp_path).code == 0
+
+
+def test_a_full_disk_costs_no_result(
+    program: Callable[..., Outcome],
+    vector: str,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(descriptor: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(records, "_write_all", refuse)
+    run = ("run", "--env", vector, "--model", model, "--episodes", 3, "--seed", 7)
+    full = program(*run, "--report", tmp_path / "full")
+    assert full.code == 1
+    assert full.error_line.endswith("No space left on device")
+    monkeypatch.undo()
+    assert program(*run, "--report", tmp_path / "roomy").code == 0
+    report = read_report(tmp_path / "roomy")
+    assert report is not None
+    # All that was played is shown, though none of it could be written.
+    [line] = [line for line in full.out.splitlines() if line.startswith("mean return")]
+    assert line in str(report)
+
+
 def test_resume_without_seeds_counts(
     program: Callable[..., Outcome], vector: str, model: str, tmp_path: Path
 ) -> None:
@@ -195,6 +252,9 @@ def test_resume_without_seeds_counts(
     assert {row["seed"] for row in rows} == {None}
 
 
+ENDS = ("--env", "e:1", "--model", "m:1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -202,6 +262,9 @@ def test_resume_without_seeds_counts(
         (("--env", "e:1"), "--model ADDRESS is missing"),
         (("--env", "e:1", "--model", "m:1", "--shard", "1/2"), "--shard needs --seed"),
         (("--env", "nonsense", "--model", "m:1"), "nonsense"),
+        ((*ENDS, "--seed", str(2**63)), "base_seed must be an int64"),
+        ((*ENDS, "--horizon", "5000"), "execution_horizon must be an int in"),
+        ((*ENDS, "--episodes", str(10**12)), "more than one run keeps"),
     ],
 )
 def test_wrong_options(

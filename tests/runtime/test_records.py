@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
+import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -219,3 +221,35 @@ def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
     assert len(seeds) > 200
     assert seeds == list(range(len(seeds)))
     assert journal.damaged <= 1
+
+
+def test_one_run_at_a_time_writes_into_a_directory(tmp_path: Path) -> None:
+    with (
+        EpisodeJournal(tmp_path) as journal,
+        pytest.raises(ConfigurationError, match="being written by another run"),
+    ):
+        EpisodeJournal(tmp_path)
+    with EpisodeJournal(tmp_path) as journal:
+        assert journal.append({"episode_id": "a"})
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def write_half(descriptor: int, data: bytes) -> int:
+        if len(data) > 10:
+            return write(descriptor, data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with EpisodeJournal(tmp_path) as journal:
+        journal.append({"episode_id": "a"})
+        monkeypatch.setattr(os, "write", write_half)
+        with pytest.raises(OSError, match="No space left"):
+            journal.append({"episode_id": "b"})
+        monkeypatch.setattr(os, "write", write)
+        # Once there is room again, both this one and the next one are taken.
+        assert journal.append({"episode_id": "c"})
+        assert journal.append({"episode_id": "b"})
+    found = read_episodes(tmp_path)
+    assert [row["episode_id"] for row in found.rows] == ["a", "c", "b"]
+    assert found.damaged == 0
