@@ -24,7 +24,7 @@ _ADVICE = {
     "env": "more lanes or endpoints would help",
     "wire": "a longer execution horizon, or endpoints nearer by, would help",
     "policy": "a longer execution horizon, or a faster model, would help",
-    "loop": "slow hooks or transforms would be the first place to look",
+    "loop": "hooks and transforms would be the first place to look",
 }
 
 
@@ -79,7 +79,7 @@ class TimeShares:
         return min(waited, max(0.0, max(known) / 1e9))
 
     def bottleneck(self, duration: float) -> Bottleneck:
-        """Say what bound a run of ``duration`` seconds."""
+        """Say what bound a run whose loop took ``duration`` seconds."""
         parts = {"env": self.env, "wire": self.wire, "policy": self.policy}
         parts["loop"] = max(0.0, duration - sum(parts.values()))
         total = sum(parts.values())

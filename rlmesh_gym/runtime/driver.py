@@ -146,6 +146,7 @@ class _Run:
         self.stop_reason = "failed"
         self.started_at = time.time()
         self.began = time.monotonic()
+        self.loop_duration = 0.0
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -231,7 +232,12 @@ class _Run:
         )
         self.loop = RunLoop(context, self.parts, predictor, observations)
         self._emit_started()
-        self.stop_reason = self.loop.run()
+        began = time.monotonic()
+        try:
+            self.stop_reason = self.loop.run()
+        finally:
+            # Connecting and setting up are no part of it.
+            self.loop_duration = time.monotonic() - began
 
     # Connecting
 
@@ -379,7 +385,6 @@ class _Run:
         interrupted: list[EpisodeSummary],
         telemetry: TelemetrySnapshot,
     ) -> RuntimeReport:
-        duration = time.monotonic() - self.began
         completed = [] if self.loop is None else self.loop.episodes
         book = self.book
         return RuntimeReport(
@@ -396,11 +401,11 @@ class _Run:
             total_steps=0 if book is None else book.total_steps,
             total_reward=0.0 if book is None else book.total_reward,
             started_at=self.started_at,
-            duration=duration,
+            duration=time.monotonic() - self.began,
             stop_reason=self.stop_reason if failure is None else "failed",
             error=None if failure is None else f"{type(failure).__name__}: {failure}",
             telemetry=telemetry,
-            bottleneck=self.shares.bottleneck(duration),
+            bottleneck=self.shares.bottleneck(self.loop_duration),
         )
 
 

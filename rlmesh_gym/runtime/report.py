@@ -187,8 +187,9 @@ class Bottleneck:
 
     Attributes:
         sentence: One plain sentence for people.
-        shares: Part of the run's time by ``"env"``, ``"wire"``, ``"policy"`` and ``"loop"``; they
-            sum to 1, or are all 0 for a run that did nothing.
+        shares: Part of the loop's time, without what came before and after it, by ``"env"``,
+            ``"wire"``, ``"policy"`` and ``"loop"``; they sum to 1, or are all 0 for a run that did
+            nothing.
     """
 
     sentence: str

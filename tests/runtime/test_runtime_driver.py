@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -589,6 +590,25 @@ def test_the_report_says_what_bound_the_run(socket_dir: Path) -> None:
 
 def same(reports: Sequence[RuntimeReport]) -> None:
     assert all(outcome(report) == outcome(reports[0]) for report in reports)
+
+
+def test_setting_up_is_no_part_of_what_bound_the_run() -> None:
+    class Slow(ModelHandler):
+        def predict(self, observation: Any) -> Any:
+            time.sleep(0.02)
+            return np.zeros(observation.num_envs, np.int64)
+
+        def route_setup(self) -> ModelRouteSetup:
+            return Setup()
+
+    class Setup(ModelRouteSetup):
+        def resolve_adapter(self, env_id: str, contract: Any, options: Any) -> RouteNeeds:
+            time.sleep(1.0)
+            return RouteNeeds()
+
+    report = run(make("NEXT_STEP"), Slow(), episodes=3)
+    assert report.duration > 1.0
+    assert report.bottleneck.sentence.startswith("The policy bound this run")
 
 
 def test_results_are_equal_wherever_the_ends_are(socket_dir: Path) -> None:
