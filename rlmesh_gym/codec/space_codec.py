@@ -167,6 +167,9 @@ class SpaceCodec:
             CodecError: Not leaves of this space with ``num_rows`` rows.
         """
         self._check_count(leaves)
+        if self._is_leaf:
+            self._leaves[0].check_rows(leaves[0], num_rows)
+            return self._leaves[0].unbatch(leaves[0])
         parts = []
         for leaf, rows in zip(self._leaves, leaves, strict=True):
             leaf.check_rows(rows, num_rows)

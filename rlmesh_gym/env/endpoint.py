@@ -45,6 +45,7 @@ class StepReply:
         terminations: bool ``(k,)``.
         truncations: bool ``(k,)``, the client's own limit included.
         own_truncations: bool ``(k,)``, without the client's limit.
+        ended: Rows whose episode is over, ascending.
         infos: None when there are none.
     """
 
@@ -53,12 +54,8 @@ class StepReply:
     terminations: NDArray[np.bool_]
     truncations: NDArray[np.bool_]
     own_truncations: NDArray[np.bool_]
+    ended: list[int]
     infos: LaneInfos | BatchedInfos | None
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the episode of some row is over."""
-        return any_true(self.terminations) or any_true(self.truncations)
 
     def ended_remotely(self, row: int) -> bool:
         """Whether the endpoint itself says that the row's episode is over."""
@@ -214,25 +211,40 @@ class Endpoint:
         if self.max_episode_steps is not None:
             lengths = self.lengths if indices is None else self.lengths[indices]
             truncations = own | (lengths + 1 >= self.max_episode_steps)
+        done = terminations | truncations
+        ended = done.nonzero()[0].tolist() if any_true(done) else []
         infos = self.read_infos(response.infos, count)
-        return StepReply(response.observation, rewards, terminations, truncations, own, infos)
+        return StepReply(
+            response.observation, rewards, terminations, truncations, own, ended, infos
+        )
 
-    def advance(self, reply: StepReply, indices: Sequence[int] | None = None) -> list[int]:
+    def advance(
+        self,
+        reply: StepReply,
+        indices: Sequence[int] | None = None,
+        *,
+        beginning: Sequence[int] = (),
+    ) -> list[int]:
         """Count a step in the table.
 
         Args:
             reply: What came.
             indices: Lanes that were stepped, ascending; None for all.
+            beginning: Rows that the step has reset instead; ``begin`` sets them to zero.
 
         Returns:
             Rows *of the reply* whose episode is over.
         """
-        where: Any = self.rows if indices is None else [self.start + index for index in indices]
-        if not reply.has_ended:
-            self.table.count(where, reply.rewards)
-            return []
-        self.table.advance(where, reply.rewards, reply.terminations, reply.truncations)
-        return np.flatnonzero(reply.terminations | reply.truncations).tolist()
+        if indices is None:
+            self.table.count(self.rows, reply.rewards)
+        else:
+            self.table.count([self.start + index for index in indices], reply.rewards)
+        ended = reply.ended
+        if beginning:
+            ended = [row for row in ended if row not in beginning]
+        if ended:
+            self.table.end(self.start + (row if indices is None else indices[row]) for row in ended)
+        return ended
 
     def record(self, index: int, reply: StepReply, row: int, final_info: dict[str, Any]) -> None:
         """Write up the episode of one lane that ended by itself."""

@@ -37,6 +37,8 @@ def check_steppable(
     if not any_true(table.ended):
         return
     lost = [endpoint for endpoint in endpoints if endpoint.is_lost]
+    if rolls and not lost and "" not in table.episode_ids:
+        return
     if lost and not restarts:
         names = ", ".join(endpoint.address for endpoint in lost)
         lanes = [lane for endpoint in lost for lane in endpoint.lanes]

@@ -49,21 +49,13 @@ class NativeNextStep(Conversion):
                 endpoint.record(row, reply, row, reply.info(row))
             return self.rows(reply)
         beginning = np.flatnonzero(endpoint.ended).tolist()
-        running = ~endpoint.ended
         ids = endpoint.episode_ids
         for index in beginning:
             ids[index] = mint_episode_id()
         response = yield endpoint.send_step(actions, ids)
         reply = endpoint.read_step(response)
         self.put_step(reply, batch)
-        done = endpoint.table.advance(
-            np.flatnonzero(running) + endpoint.start,
-            reply.rewards[running],
-            reply.terminations[running],
-            reply.truncations[running],
-        )
-        for lane in done:
-            row = lane - endpoint.start
+        for row in endpoint.advance(reply, beginning=beginning):
             endpoint.record(row, reply, row, reply.info(row))
         endpoint.begin(beginning, episode_ids=[ids[index] for index in beginning])
         return self.rows(reply)
