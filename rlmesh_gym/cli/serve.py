@@ -16,7 +16,7 @@ from rlmesh_gym.cli.options import (
     positive_int,
     server_tls,
 )
-from rlmesh_gym.cli.signals import terminate_as_interrupt
+from rlmesh_gym.cli.signals import terminate_as_interrupt, wait_or_interrupt
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
 
@@ -112,7 +112,8 @@ def execute(options: argparse.Namespace) -> int:
         try:
             address = server.start()
             print(f"serving {_what(options)} at {address} (Ctrl-C ends it)", flush=True)
-            server.serve()
+            if wait_or_interrupt(server.wait):
+                print("stopping", flush=True)
         except KeyboardInterrupt:
             print("stopping", flush=True)
         finally:

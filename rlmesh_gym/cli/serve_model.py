@@ -11,7 +11,7 @@ from rlmesh_gym.cli.options import (
     keyword_arguments,
     server_tls,
 )
-from rlmesh_gym.cli.signals import terminate_as_interrupt
+from rlmesh_gym.cli.signals import terminate_as_interrupt, wait_or_interrupt
 from rlmesh_gym.server import ModelServer
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def execute(options: argparse.Namespace) -> int:
     with terminate_as_interrupt():
         try:
             print(f"serving {options.object} at {server.start()} (Ctrl-C ends it)", flush=True)
-            server.serve()
+            if wait_or_interrupt(server.wait):
+                print("stopping", flush=True)
         except KeyboardInterrupt:
             print("stopping", flush=True)
         finally:

@@ -5,35 +5,90 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from rlmesh_gym.runtime.calls import Cancellation
-
-__all__ = ["interrupt_cancels", "terminate_as_interrupt"]
+__all__ = ["interrupt_cancels", "terminate_as_interrupt", "wait_or_interrupt"]
 
 _STOP = b"\0"  # No signal has this number.
+_SUCCESSION = 0.5  # Seconds.
+
+
+class _Cancellable(Protocol):
+    def cancel(self, reason: str) -> None: ...
+
+
+class _Ending:
+    """The end of a wait: by itself, or by a signal."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.reason: str | None = None  # Of a signal; None if the wait just ended.
+
+    def cancel(self, reason: str) -> None:
+        self.reason = reason
+        self.event.set()
+
+
+def wait_or_interrupt(wait: Callable[[], object]) -> bool:
+    """Call ``wait`` in a thread, until it returns or a signal comes; return whether one came.
+
+    The calling thread waits for an event that is set, so a signal ends it in any case. Raised in
+    the middle of a wait, two signals in a row can break it, or be noticed only when it is over.
+    """
+    ending = _Ending()
+
+    def watch() -> None:
+        wait()
+        ending.event.set()
+
+    threading.Thread(target=watch, name="rlmesh_gym-wait", daemon=True).start()
+    with interrupt_cancels(ending, second_interrupts=False):
+        ending.event.wait()
+    return ending.reason is not None
 
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that containers stop cleanly too."""
+    """Let SIGTERM end the block as Ctrl-C does, so that containers stop cleanly too.
+
+    Signals in quick succession, as when a shell and a supervisor send one each, count as one: a
+    second exception would hit the code that handles the first.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # Signals can be set in the main thread only.
         return
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    last = -_SUCCESSION
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before >= _SUCCESSION:
+            signal.default_int_handler(number, frame)  # type: ignore[arg-type]
+
+    previous = {
+        number: signal.signal(number, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
-def interrupt_cancels(cancellation: Cancellation) -> Iterator[None]:
+def interrupt_cancels(
+    cancellation: _Cancellable, *, second_interrupts: bool = True
+) -> Iterator[None]:
     """Let the first Ctrl-C or SIGTERM cancel the block, and the second one interrupt it at once.
+
+    With ``second_interrupts=False`` nothing is raised: for a block that the first one ends.
 
     A signal that arrives just before the main thread begins to wait for a lock would be noticed
     only when that wait is over. So a thread hears of signals through the interpreter's wakeup
@@ -54,7 +109,7 @@ def interrupt_cancels(cancellation: Cancellation) -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         nonlocal handled
         handled += 1
-        if handled > 1:
+        if handled > 1 and second_interrupts:
             signal.default_int_handler(number, frame)  # type: ignore[arg-type]
 
     previous = {

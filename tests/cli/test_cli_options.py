@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -20,7 +21,7 @@ from rlmesh_gym.cli.options import (
     positive_int,
 )
 from rlmesh_gym.cli.serve import build_env
-from rlmesh_gym.cli.signals import interrupt_cancels, terminate_as_interrupt
+from rlmesh_gym.cli.signals import interrupt_cancels, terminate_as_interrupt, wait_or_interrupt
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime import Cancellation
 from rlmesh_gym.server import ModelHandler, ModelObservation
@@ -194,6 +195,22 @@ def test_the_first_signal_cancels_and_the_second_interrupts(number: signal.Signa
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+def test_a_wait_ends_by_itself_or_by_a_signal() -> None:
+    stop = threading.Event()
+    assert not wait_or_interrupt(lambda: None)
+
+    before = signal.getsignal(signal.SIGTERM)
+
+    def interrupt_and_stay() -> None:
+        while signal.getsignal(signal.SIGTERM) is before:
+            stop.wait(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.wait(10)
+
+    assert wait_or_interrupt(interrupt_and_stay)
+    stop.set()
 
 
 def test_signals_in_another_thread_are_left_alone() -> None:

@@ -70,6 +70,16 @@ def test_serve_model_as_json_and_sigterm(
     assert (code, out) == (0, "stopping\n")
 
 
+def test_two_signals_in_a_row_end_it_too(socket_dir: Path) -> None:
+    with started("serve", "CartPole-v1", "--address", f"unix://{socket_dir}/env.sock") as server:
+        address_of(server)
+        server.send_signal(signal.SIGINT)
+        server.send_signal(signal.SIGTERM)
+        code, _, err = ended(server)
+    assert code in {0, 130}
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -87,12 +97,7 @@ def test_what_is_served(
     options: tuple[str, ...],
     line: str,
 ) -> None:
-    from rlmesh_gym.server import EnvServer
-
-    def interrupted(_: EnvServer) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(EnvServer, "serve", interrupted)
+    monkeypatch.setattr("rlmesh_gym.cli.serve.wait_or_interrupt", lambda wait: True)
     shown = program("serve", "CartPole-v1", *options)
     assert shown.code == 0
     assert shown.out.startswith(line)
