@@ -219,6 +219,8 @@ def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _En
     if error is not None:
         endpoints = [env.endpoint for env in ends.envs]
         code, text = explain(error, plan.env, endpoints, ends.model.endpoint)
+        if code in {EXIT_ENV_UNREACHABLE, EXIT_MODEL_UNREACHABLE}:
+            text = f"{text}; when it is back, go on with --resume {directory}"
         return _tell(text, code)
     if report.stop_reason.startswith("cancelled"):
         return _tell(f"interrupted; go on with --resume {directory}", EXIT_INTERRUPTED)

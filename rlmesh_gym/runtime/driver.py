@@ -136,7 +136,7 @@ class _Run:
         self.run_id = str(uuid6.uuid7())
         self.env_id = ""
         self.hooks = HookTable(hooks, self._log_event)
-        self.telemetry = Telemetry(spec.session_id)
+        self.telemetry = Telemetry(spec.session_id, run_id=self.run_id)
         self.shares = TimeShares()
         self.parts: list[EndpointLanes] = []
         self.book: LaneBook | None = None
@@ -248,7 +248,7 @@ class _Run:
         for env in self.envs:
             self._connect_to(env, waiter)
             contract = env.contract
-            self.env_id = self.env_id or contract.env_id
+            self.env_id = self.telemetry.env_id = self.env_id or contract.env_id
             part = EndpointLanes(env, first, self.spec)
             first += contract.num_envs
             self.parts.append(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from rlmesh_gym.runtime.hooks import RuntimeHooks
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.records import EpisodeJournal, Row
 
 __all__ = ["EpisodeRecorder"]
+
+logger = logging.getLogger(__name__)
 
 
 class EpisodeRecorder(RuntimeHooks):
@@ -41,6 +44,11 @@ class EpisodeRecorder(RuntimeHooks):
             row["index"] = self._indices[event.episode.index]
         try:
             self.journal.append(row)
-        except OSError:
+        except OSError as error:
+            if not self.unwritten:
+                logger.warning(
+                    "%s takes no more episodes (%s); they are kept for the report",
+                    self.journal.path,
+                    error.strerror or error,
+                )
             self.unwritten.append(row)
-            raise

@@ -132,12 +132,14 @@ class TelemetrySnapshot:
 
     Attributes:
         horizon: ``"window"`` (since the snapshot before) or ``"session"`` (since the start).
-        session_id: The run.
+        session_id: Name of the session.
         rows: In the order of the catalogue; metrics without samples have no row.
         taken_at: Seconds since the Unix epoch.
         duration: Seconds that the horizon covers.
         pending: Operation that hangs at this moment, such as ``"env.step"``, and for how many
             seconds; None when none does.
+        run_id: The run, as its events name it.
+        env_id: Its environment, empty before that is connected.
     """
 
     horizon: Horizon
@@ -146,6 +148,8 @@ class TelemetrySnapshot:
     taken_at: float = 0.0
     duration: float = 0.0
     pending: tuple[str, float] | None = None
+    run_id: str = ""
+    env_id: str = ""
 
     def __str__(self) -> str:
         return telemetry_text(self)
@@ -169,6 +173,8 @@ class TelemetrySnapshot:
             "taken_at": self.taken_at,
             "duration": self.duration,
             "pending": None if self.pending is None else list(self.pending),
+            "run_id": self.run_id,
+            "env_id": self.env_id,
         }
 
     @classmethod

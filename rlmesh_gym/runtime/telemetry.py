@@ -188,15 +188,26 @@ class Telemetry:
     """Collects the samples of one run. Safe to read from another thread.
 
     Args:
-        session_id: Name of the run, put on every snapshot.
+        session_id: Name of the session, put on every snapshot.
+        run_id: The run, likewise.
         window_capacity: Samples kept per metric of the window.
         session_capacity: Samples kept per metric of the session.
+
+    Attributes:
+        env_id: The environment, once it is known; likewise.
     """
 
     def __init__(
-        self, session_id: str, *, window_capacity: int = 1024, session_capacity: int = 4096
+        self,
+        session_id: str,
+        *,
+        run_id: str = "",
+        window_capacity: int = 1024,
+        session_capacity: int = 4096,
     ) -> None:
+        self.env_id = ""
         self._session_id = session_id
+        self._run_id = run_id
         # Seeded, so that telemetry takes nothing from the user's generators.
         self._rng = np.random.default_rng(0)
         self._window_capacity = window_capacity
@@ -253,6 +264,8 @@ class Telemetry:
         return TelemetrySnapshot(
             horizon=horizon,
             session_id=self._session_id,
+            run_id=self._run_id,
+            env_id=self.env_id,
             rows=samples.rows(),
             taken_at=time.time(),
             duration=now - samples.began,

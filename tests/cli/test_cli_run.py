@@ -231,6 +231,7 @@ def test_a_full_disk_costs_no_result(
     full = program(*run, "--report", tmp_path / "full")
     assert full.code == 1
     assert full.error_line.endswith("No space left on device")
+    assert "Traceback" not in full.err
     monkeypatch.undo()
     assert program(*run, "--report", tmp_path / "roomy").code == 0
     report = read_report(tmp_path / "roomy")
@@ -326,6 +327,7 @@ def test_lost_ends(program: Callable[..., Outcome], model: str, tmp_path: Path) 
         thread.join()
     assert shown.code == 3
     assert shown.error_line.startswith(f"rlmesh-gym: environment: {address}: ")
+    assert shown.error_line.endswith(f"go on with --resume {tmp_path / 'out'}")
     report = read_report(tmp_path / "out")
     assert report is not None
     assert len(report.completed_episodes) >= 2

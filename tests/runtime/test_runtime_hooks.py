@@ -262,7 +262,8 @@ def test_json_lines(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["event"] for row in rows][-2:] == ["on_telemetry", "session_ended"]
     assert {row["event"] for row in rows} == {*OBSERVERS} - {"log", "session_failed"}
-    assert all(row["run_id"] == report.run_id for row in rows if row["event"] != "on_telemetry")
+    assert all(row["run_id"] == report.run_id for row in rows)
+    assert all(row["env_id"] == report.env_id for row in rows)
     completed = [row["episode"] for row in rows if row["event"] == "episode_completed"]
     assert sorted(row["index"] for row in completed) == [0, 1, 2]
     chosen = [json.loads(line)["event"] for line in some.read_text().splitlines()]
