@@ -191,7 +191,7 @@ class Endpoint:
             ProtocolError: Rewards, flags or lanes do not fit the request.
         """
         count = self.num_envs if indices is None else len(indices)
-        rewards = np.array(response.rewards, dtype=np.float64)
+        rewards = np.array(response.rewards[:], dtype=np.float64)  # As a list: that is quicker.
         terminations = np.frombuffer(response.terminated_mask, dtype=np.uint8) != 0
         truncations = np.frombuffer(response.truncated_mask, dtype=np.uint8) != 0
         if not len(rewards) == len(terminations) == len(truncations) == count:
