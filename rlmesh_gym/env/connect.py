@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlmesh_gym.env.group import EndpointGroup
 from rlmesh_gym.errors import ConfigurationError
 
@@ -27,9 +29,13 @@ def step_limit(value: int | None) -> int | None:
     """
     if value is None or value == -1:
         return None
-    if value < 1:
-        raise ConfigurationError(f"max_episode_steps must be 1 or more, got {value}")
-    return value
+    if not _is_whole(value) or value < 1:
+        raise ConfigurationError(f"max_episode_steps must be 1 or more, got {value!r}")
+    return int(value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def connect(
@@ -61,6 +67,8 @@ def connect(
         RemoteError: One of the sources cannot be reached.
         ConfigurationError: What is there is not what was asked for.
     """
+    if episodes_kept is not None and (not _is_whole(episodes_kept) or episodes_kept < 0):
+        raise ConfigurationError(f"episodes_kept must be 0 or more, or None, got {episodes_kept!r}")
     sessions: list[EnvSession] = []
     try:
         for source in sources:

@@ -47,9 +47,15 @@ class Recovery:
         patience: Seconds to go on trying; 0 tries once.
         slot_patience: Seconds to wait for a server that is there to see that the lost session is
             over; it takes no other one until then.
+
+    Raises:
+        ConfigurationError: ``patience`` is no number of seconds.
     """
 
     def __init__(self, patience: float = 60.0, slot_patience: float = 10.0) -> None:
+        given: object = patience
+        if not isinstance(given, (int, float)) or not given >= 0:
+            raise ConfigurationError(f"restart_patience must be seconds, got {patience!r}")
         self._patience = patience
         self._slot_patience = max(patience, slot_patience)
 

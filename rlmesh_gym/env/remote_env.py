@@ -11,7 +11,7 @@ from rlmesh_gym.env.actions import ActionReader
 from rlmesh_gym.env.connect import connect
 from rlmesh_gym.env.hidden_token import without_token
 from rlmesh_gym.env.joining import lane_rows
-from rlmesh_gym.env.reset_arguments import expand_seeds
+from rlmesh_gym.env.reset_arguments import copy_options, expand_seeds
 from rlmesh_gym.env.sources import ConnectionOptions, EmbeddedSpec, find_sources
 from rlmesh_gym.errors import ConfigurationError
 
@@ -141,7 +141,7 @@ class RemoteEnv(gym.Env[Any, Any]):
         group.check_ready("reset")
         seeds = expand_seeds(seed, 1)
         super().reset(seed=seeds[0])
-        group.start_reset(seeds, None, None if options is None else dict(options))
+        group.start_reset(seeds, None, None if options is None else copy_options(options))
         batch, parts = group.finish(group.timeouts.reset)
         return batch.sample(0), self._info(parts)
 

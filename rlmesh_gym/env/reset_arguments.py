@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rlmesh_gym.errors import ConfigurationError
 
-__all__ = ["Seeds", "expand_seeds", "split_options"]
+__all__ = ["Seeds", "copy_options", "expand_seeds", "split_options"]
 
 Seeds = int | np.integer[Any] | Sequence[SupportsIndex | None] | npt.NDArray[Any] | None
 
@@ -67,6 +67,17 @@ def _integer(value: Any, lane: int) -> int:
         ) from None
 
 
+def copy_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the options.
+
+    Raises:
+        TypeError: They are no mapping.
+    """
+    if not isinstance(options, Mapping):
+        raise TypeError(f"reset: options must be None or a mapping, got {options!r}")
+    return dict(options)
+
+
 def split_options(
     options: Mapping[str, Any] | None, num_envs: int
 ) -> tuple[dict[str, Any] | None, npt.NDArray[np.bool_] | None]:
@@ -80,12 +91,12 @@ def split_options(
         What goes to the lanes (``{}`` if there was only the mask), and a copy of the mask or None.
 
     Raises:
-        TypeError: The mask is no array, or not of bools.
+        TypeError: The options are no mapping, or the mask no array of bools.
         ValueError: Its shape is wrong, or it names no lane.
     """
     if options is None:
         return None, None
-    rest = dict(options)
+    rest = copy_options(options)
     if "mask" in rest:
         warnings.warn(
             "reset: the option 'mask' goes to the environments as it is and resets every lane; "

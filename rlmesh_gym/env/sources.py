@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol
@@ -237,10 +238,10 @@ def find_sources(
     if address is not None:
         found = [address]
     elif addresses is not None:
-        if isinstance(addresses, str):
+        if isinstance(addresses, str) or not isinstance(addresses, Iterable):
             raise ConfigurationError(
-                f"addresses must be a sequence of addresses, got the text {addresses!r}; one "
-                "address goes to address"
+                f"addresses must be a sequence of addresses, got {addresses!r}; one address goes "
+                "to address"
             )
         found = list(addresses)
         if not found:

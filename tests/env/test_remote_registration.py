@@ -129,8 +129,14 @@ def test_no_endpoint_names_all_ways() -> None:
         ({"address": "h:1", "timeouts": -1}, "more than 0"),
         ({"address": "h:1", "tls": 3}, "tls"),
         ({"address": "h:1", "token": "a\nb"}, "token must be printable"),
+        ({"addresses": 7}, "sequence of addresses, got 7"),
+        ({"address": "h:1", "max_episode_steps": "5"}, "1 or more, got '5'"),
+        ({"address": "h:1", "max_episode_steps": 2.5}, "1 or more, got 2.5"),
+        ({"address": "h:1", "episodes_kept": -1}, "episodes_kept must be 0 or more"),
+        ({"address": "h:1", "episodes_kept": "x"}, "episodes_kept must be 0 or more"),
+        ({"address": "h:1", "on_failure": "restart", "restart_patience": "x"}, "must be seconds"),
     ],
-    ids=range(13),
+    ids=range(19),
 )
 def test_wrong_arguments(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):

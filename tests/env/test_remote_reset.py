@@ -84,6 +84,8 @@ def test_options_are_left_alone() -> None:
     assert split_options({"reset_mask": mask}, 2)[0] == {}
     assert split_options({}, 2) == ({}, None)
     assert split_options(None, 2) == (None, None)
+    with pytest.raises(TypeError, match="a mapping, got"):
+        split_options([1], 2)  # type: ignore[arg-type]
 
 
 def test_the_option_mask_is_a_slip() -> None:
