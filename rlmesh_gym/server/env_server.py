@@ -165,15 +165,20 @@ class EnvServer:
         return self._address
 
     def start(self) -> str:
-        """Build the environment if need be, listen, and return the address; does not block.
+        """Build the environment if need be, and listen, without blocking. Idempotent.
+
+        Returns:
+            The address.
 
         Raises:
             ConfigurationError: The environment cannot be served, or the address cannot be bound.
-            StateError: Started, or stopped, before.
+            StateError: The server was stopped; make a new one.
         """
         with self._lock:
-            if self._address is not None or self._is_stopping:
-                raise StateError("a server starts once; make a new one")
+            if self._is_stopping:
+                raise StateError("a server starts once, and this one was stopped; make a new one")
+            if self._address is not None:
+                return self._address
             try:
                 self._on_thread(self._source.prepare)
                 self._address = self._host.start()
@@ -203,8 +208,7 @@ class EnvServer:
 
     def serve(self) -> None:
         """Start, if not done yet, and block until the server stops; then everything is closed."""
-        if self._address is None:
-            self.start()
+        self.start()
         try:
             self.wait()
         finally:

@@ -276,10 +276,11 @@ def test_start_and_stop() -> None:
     assert server.start() == server.address
     assert server.address.startswith("tcp://127.0.0.1:")
     assert server.address in repr(server)
-    with pytest.raises(StateError):
+    assert server.start() == server.address
+    server.stop()
+    server.stop()
+    with pytest.raises(StateError, match="make a new one"):
         server.start()
-    server.stop()
-    server.stop()
     assert env.close_calls == 1
     assert "stopped" in repr(server)
 
