@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlmesh_gym.runtime.records import jsonable
+from rlmesh_gym.runtime.summary import EpisodeStatistics
 from rlmesh_gym.runtime.tables import report_html, report_text, telemetry_html, telemetry_text
 
 if TYPE_CHECKING:
@@ -269,6 +270,16 @@ class RuntimeReport:
     def completed_episodes(self) -> tuple[EpisodeSummary, ...]:
         """Episodes that ended by themselves or by an episode limit, none that the run cut off."""
         return tuple(episode for episode in self.episodes if not episode.interrupted)
+
+    @property
+    def statistics(self) -> EpisodeStatistics:
+        """Returns, lengths and successes of the completed episodes."""
+        return EpisodeStatistics.of(self.episodes)
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the completed episodes; NaN without any."""
+        return self.statistics.returns.mean
 
     @property
     def succeeded(self) -> bool:

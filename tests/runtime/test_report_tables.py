@@ -208,3 +208,11 @@ def test_prometheus_text_follows_the_format() -> None:
 def test_prometheus_without_samples() -> None:
     text = prometheus_text(TelemetrySnapshot("window", "run"))
     assert 'rlmesh_gym_horizon_seconds{session="run",horizon="window"} 0.0' in text
+
+
+def test_a_report_answers_for_its_mean() -> None:
+    report = make_report(7)
+    completed = [episode.episode_return for episode in report.completed_episodes]
+    assert report.mean_return == pytest.approx(statistics.fmean(completed))
+    assert report.statistics.completed == len(completed)
+    assert math.isnan(make_report(0).mean_return)
