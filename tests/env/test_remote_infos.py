@@ -136,7 +136,13 @@ def test_a_key_where_the_mask_of_another_belongs(mine: Any, own_key_first: bool)
 def test_terminal_infos_that_are_no_dicts(value: Any) -> None:
     infos = read({"final_info": value, "_final_info": 3}, 2, per_lane=False)
     reply = StepReply(
-        SpaceValue(), np.zeros(2), np.ones(2, bool), np.zeros(2, bool), np.zeros(2, bool), infos
+        SpaceValue(),
+        np.zeros(2),
+        np.ones(2, bool),
+        np.zeros(2, bool),
+        np.zeros(2, bool),
+        [0, 1],
+        infos,
     )
     assert reply.final_info(1) == {}
 
