@@ -115,8 +115,11 @@ class RuntimeDriver:
             Exception: A transform, or an end in this process, raised; it comes through as it is.
             KeyboardInterrupt: Comes through after the same orderly end.
 
-        Whatever is raised carries the report as its attribute ``report``.
+        Whatever a run raises carries the report as its attribute ``report``.
         """
+        if cancellation is not None and not callable(getattr(cancellation, "wait", None)):
+            message = f"cancellation must be a Cancellation or an Event, got {cancellation!r}"
+            raise ConfigurationError(message)
         return _Run(self.spec, self.envs, self.model, self.hooks).run(cancellation, reason)
 
 
@@ -142,6 +145,7 @@ class _Run:
         self.book: LaneBook | None = None
         self.loop: RunLoop | None = None
         self.ticker: TelemetryTicker | None = None
+        self.is_valid = False
         self.is_resolving = False
         self.stop_reason = "failed"
         self.started_at = time.time()
@@ -208,6 +212,7 @@ class _Run:
 
     def _play(self, waiter: Waiter) -> None:
         self.spec = spec = self.spec.validate()
+        self.is_valid = True
         waiter.check()
         if spec.limits.telemetry_window > 0 and self.hooks.listens("on_telemetry"):
             self.ticker = TelemetryTicker(
@@ -350,8 +355,10 @@ class _Run:
 
     def _releases(self) -> list[tuple[str, Callable[[], None]]]:
         """Return what must be done to let go of everything, with a name for each."""
-        timeout = self.spec.limits.close_timeout
         releases: list[tuple[str, Callable[[], None]]] = []
+        if not self.is_valid:
+            return releases  # Nothing was opened, and the limits may be none.
+        timeout = self.spec.limits.close_timeout
         if self.ticker is not None:
             releases.append(("stopping the telemetry", self._stop_ticker))
         if self.is_resolving:

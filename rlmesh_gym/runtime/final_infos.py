@@ -64,8 +64,11 @@ def _slice(infos: Mapping[str, Any], row: int, num_rows: int) -> dict[str, Any]:
     return lane
 
 
-def _is_mask(infos: Mapping[str, Any], key: str, num_rows: int) -> bool:
-    return key.startswith("_") and key[1:] in infos and _column(infos[key], num_rows) is not None
+def _is_mask(infos: Mapping[str, Any], key: object, num_rows: int) -> bool:
+    # Names of an env's own nested dicts need not be strings.
+    if not isinstance(key, str) or not key.startswith("_"):
+        return False
+    return key[1:] in infos and _column(infos[key], num_rows) is not None
 
 
 def _column(value: Any, num_rows: int) -> Sequence[Any] | None:

@@ -36,7 +36,7 @@ class RuntimeHooks:
 
     A hook that raises is logged, with a traceback the first time, and called again for the next
     event. ``transform_observation`` and ``transform_action`` are the exception: what they raise
-    ends the run.
+    ends the run. So does a ``KeyboardInterrupt`` or ``SystemExit`` in any hook, in good order.
     """
 
     def env_connected(self, event: events.EnvConnected) -> None:

@@ -51,7 +51,7 @@ class RemoteCall(Generic[T]):
             if limit is None or timeout is None:
                 raise
             raise DeadlineError(
-                f"{pending.operation}: no answer within {timeout:g} s; the endpoint may still be "
+                f"{pending.operation}: no answer within {timeout:.3g} s; the endpoint may still be "
                 f"at work, raise limits.{limit} for slow ones",
                 endpoint=pending.endpoint,
                 operation=pending.operation,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime.seeds import derive_seed
 from rlmesh_gym.server.handler import MAX_EXECUTION_HORIZON
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["DEFAULT_SESSION_ID", "RuntimeLimits", "RuntimeSessionSpec"]
 
@@ -149,8 +147,16 @@ class RuntimeSessionSpec:
         if self.predict_rows not in {"auto", "together", "apart"}:
             message = f"predict_rows is 'auto', 'together' or 'apart', got {self.predict_rows!r}"
             raise ConfigurationError(message)
-        if not self.session_id:
-            message = "session_id must not be empty"
+        name: Any = self.session_id
+        if not isinstance(name, str) or not name:
+            message = f"session_id must be a text that is not empty, got {name!r}"
+            raise ConfigurationError(message)
+        options = self.reset_options
+        if options is not None and not isinstance(options, Mapping):
+            message = f"reset_options must be a dict or None, got {options!r}"
+            raise ConfigurationError(message)
+        if not isinstance(self.limits, RuntimeLimits):
+            message = f"limits must be RuntimeLimits, got {self.limits!r}"
             raise ConfigurationError(message)
         base = self.base_seed
         if base is not None and not (_is_int(base) and _INT64_MIN <= base <= _INT64_MAX):

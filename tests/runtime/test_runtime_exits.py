@@ -429,6 +429,16 @@ def test_a_wrong_spec_sends_nothing() -> None:
     assert isinstance(found.error, ConfigurationError)
 
 
+def test_what_is_no_spec_or_no_cancellation_is_an_error_of_its_own() -> None:
+    limits: Any = 5
+    found = leave("127.0.0.1:1", "127.0.0.1:1", limits=limits)
+    assert isinstance(found.error, ConfigurationError)
+    driver = RuntimeDriver(RuntimeSessionSpec(max_episodes=1), "127.0.0.1:1", "127.0.0.1:1")
+    wrong: Any = True
+    with pytest.raises(ConfigurationError, match="cancellation must be"):
+        driver.run(wrong)
+
+
 def test_keyboard_interrupt_comes_through(socket_dir: Path) -> None:
     class Interrupt(RuntimeHooks):
         def step_completed(self, event: events.StepCompleted) -> None:

@@ -101,3 +101,6 @@ def test_final_infos_of_every_form() -> None:
     lanes = {"final_info": [{"t": 1}, {"t": 2}], "_final_info": [True, True]}
     assert final_info_of(lanes, 1, 2) == {"t": 2}
     assert final_info_of({"t": 4, "path": np.arange(2)}, 0, 1) == {"t": 4, "path": [0, 1]}
+    # An env's own dicts have whatever keys they have.
+    nested = {"visits": {1: 2, "a": 3}, "_visits": np.array([True])}
+    assert final_info_of(nested, 0, 1) == {"visits": {"1": 2, "a": 3}}
