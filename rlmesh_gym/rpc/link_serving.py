@@ -23,7 +23,7 @@ __all__ = ["LinkContext", "LinkHost"]
 _logger = logging.getLogger(__name__)
 _BUFFER_BYTES = 64 * 1024
 _POLL_SECONDS = 0.01
-_GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+_GONE = ("POLLHUP", "POLLERR", "POLLRDHUP")  # Not all systems have all, nor a poll at all.
 
 
 class Join(Protocol):
@@ -52,7 +52,7 @@ class LinkContext:
             return False
         poll = select.poll()
         try:
-            poll.register(self._socket, _GONE)
+            poll.register(self._socket, sum(getattr(select, name, 0) for name in _GONE))
             return not poll.poll(0)
         except (OSError, ValueError):  # Closed meanwhile.
             return False
