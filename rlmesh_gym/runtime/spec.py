@@ -25,6 +25,10 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
 @dataclass(frozen=True)
 class RuntimeLimits:
     """How long a run waits for its ends, in seconds; None waits for ever.
@@ -147,9 +151,8 @@ class RuntimeSessionSpec:
         if self.predict_rows not in {"auto", "together", "apart"}:
             message = f"predict_rows is 'auto', 'together' or 'apart', got {self.predict_rows!r}"
             raise ConfigurationError(message)
-        name: Any = self.session_id
-        if not isinstance(name, str) or not name:
-            message = f"session_id must be a text that is not empty, got {name!r}"
+        if not _is_text(self.session_id):
+            message = f"session_id must be a text that is not empty, got {self.session_id!r}"
             raise ConfigurationError(message)
         options = self.reset_options
         if options is not None and not isinstance(options, Mapping):
