@@ -35,6 +35,9 @@ _WIRE_MODES = {
     AutoresetMode.DISABLED: env_contract_pb2.AUTORESET_MODE_DISABLED,
 }
 _MODES: dict[int, AutoresetMode] = {number: mode for mode, number in _WIRE_MODES.items()}
+_ID_BYTES = 38
+"""What the episode id of one lane takes in a request; none has fewer than that."""
+
 _MODE_KEY = "autoreset_mode"
 
 
@@ -187,8 +190,8 @@ def decode_contract(message: env_contract_pb2.EnvContract) -> EnvContract:
     if spec.single_observation_space is None:
         raise CodecError("the contract has no observation space", path="observation_space")
     num_envs = message.num_envs or 1
-    row_bytes = max(8, _row_bytes(spec.single_observation_space))  # at least the reward
-    if num_envs * row_bytes > MAX_MESSAGE_BYTES:
+    row_bytes = _row_bytes(spec.single_observation_space)
+    if num_envs * max(_ID_BYTES, row_bytes) > MAX_MESSAGE_BYTES:
         detail = f"{num_envs} lanes of {row_bytes} bytes do not fit in one message"
         raise CodecError(detail, path="num_envs")
     metadata = spec.metadata

@@ -123,6 +123,7 @@ class _Decoder:
     def _text(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:  # noqa: ARG002
         self._expect(spec, types_pb2.DATA_TYPE_UINT8, path, scalar=True)
         text = spec.text
+        self._count(max(text.min_length, 0), f"min_length {text.min_length}", path)
         if not text.charset:
             return UnrestrictedText(text.max_length, min_length=text.min_length)
         charset = "".join(sorted(set(text.charset)))
@@ -157,11 +158,14 @@ class _Decoder:
         if any(length < 0 for length in shape):
             raise CodecError(f"expected a shape, got {shape}", path=path)
         # Without its zeros: numpy refuses (0, 2**62) although it has no elements.
-        self._row_bytes += itemsize * math.prod(length or 1 for length in shape)
-        if self._row_bytes > MAX_MESSAGE_BYTES:
-            message = f"with shape {shape}, one row takes more than {MAX_MESSAGE_BYTES} bytes"
-            raise CodecError(message, path=path)
+        self._count(itemsize * math.prod(length or 1 for length in shape), f"shape {shape}", path)
         return shape
+
+    def _count(self, num_bytes: int, what: str, path: str) -> None:
+        self._row_bytes += num_bytes
+        if self._row_bytes > MAX_MESSAGE_BYTES:
+            message = f"with {what}, one row takes more than {MAX_MESSAGE_BYTES} bytes"
+            raise CodecError(message, path=path)
 
     @staticmethod
     def _expect(

@@ -276,6 +276,8 @@ class EndpointGroup:
             RemoteError: An endpoint failed.
         """
         call = self._call
+        if call is None and self._is_closed:
+            raise ClosedError("the environment was closed before the answer came")
         if call is None:
             raise NoPendingCallError("nothing is in flight", name=str(self.pending))
         self.pending = None

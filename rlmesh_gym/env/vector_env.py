@@ -18,7 +18,12 @@ from rlmesh_gym.env.joining import join, lane_rows
 from rlmesh_gym.env.recovery import Recovery
 from rlmesh_gym.env.reset_arguments import expand_seeds, split_options
 from rlmesh_gym.env.sources import ConnectionOptions, EmbeddedSpec, find_sources
-from rlmesh_gym.errors import ConfigurationError, NoPendingCallError, UnsupportedCallError
+from rlmesh_gym.errors import (
+    ClosedError,
+    ConfigurationError,
+    NoPendingCallError,
+    UnsupportedCallError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -304,6 +309,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         return self._observations(batch), self._infos(parts)
 
     def _check_pending(self, name: str) -> None:
+        if self.closed:
+            raise ClosedError(f"{name}_wait: the environment was closed")
         if self._group.pending != name:
             raise NoPendingCallError(
                 f"Calling `{name}_wait` without any prior call to `{name}_async`.", name=name

@@ -134,6 +134,8 @@ class TestMalformed:
     def test_more_lanes_than_a_message_holds(self) -> None:
         with pytest.raises(CodecError, match="lanes of 16 bytes do not fit"):
             decode_contract(message(num_envs=2**32 - 1))
+        with pytest.raises(CodecError, match="lanes"):  # Whose episodes could not be named.
+            decode_contract(message(num_envs=8_000_000))
         observation = spaces.Dict({"text": spaces.Text(3), "p": spaces.Tuple((_CARTPOLE,))})
         encoded = encode_contract(contract(single_observation_space=observation, num_envs=2**24))
         with pytest.raises(CodecError, match="lanes of 24 bytes do not fit"):

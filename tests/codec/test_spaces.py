@@ -312,6 +312,10 @@ MALFORMED: dict[str, tuple[SpaceSpec, str]] = {
         _spec(dtype=2, text=spaces_pb2.TextSpec(min_length=-1, max_length=3)),
         "not a valid text",
     ),
+    "text_too_long_for_any_message": (
+        _spec(dtype=2, text=spaces_pb2.TextSpec(min_length=2**40, max_length=2**40)),
+        "one row takes more",
+    ),
     "text_reversed": (
         _spec(dtype=2, text=spaces_pb2.TextSpec(min_length=4, max_length=3, charset="a")),
         "not a valid text",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium as gym
@@ -228,10 +229,24 @@ def test_closed() -> None:
         envs.close()
         assert envs.closed
         for call in (envs.reset, lambda: envs.step([0]), envs.render, envs.step_wait):
-            with pytest.raises((ClosedError, NoPendingCallError)):
+            with pytest.raises(ClosedError):
                 call()
         with pytest.raises(ClosedEnvironmentError):
             envs.step([0])
+
+
+def test_closed_by_another_thread_in_the_middle_of_a_step(blocking: Any) -> None:
+    served, one, _ = blocking
+    envs = RemoteVectorEnv(one.address, timeouts={"close": 0.1})
+    envs.reset()
+    served[0].blocking = True
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(envs.step, [1, 1])
+        assert served[0].entered.wait(10)
+        envs.close()
+        with pytest.raises(ClosedError):
+            step.result(10)
+    served[0].release.set()
 
 
 def test_what_a_contract_can_answer() -> None:
