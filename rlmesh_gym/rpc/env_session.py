@@ -286,7 +286,7 @@ class EnvSession(Session):
                 raise ResetNeededError(
                     f"{kind}: the session with {self.endpoint} has ended; call reset() for a new "
                     f"one. It ended because: {reason}"
-                )
+                ) from stream.error
             return self._reopen()
 
     def _reopen(self) -> JoinStream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from rlmesh_gym.codec import decode_meta_map
-from rlmesh_gym.errors import ProtocolError
+from rlmesh_gym.errors import ProtocolError, RemoteError, ResetNeededError
 from rlmesh_gym.rpc import EnvSession, Timeouts
 from rlmesh_gym.runtime.final_infos import final_info_of
 from rlmesh_gym.runtime.protocols import ResetReply, StepReply
@@ -17,7 +18,7 @@ from rlmesh_gym.runtime.remote_call import RemoteCall
 from rlmesh_gym.runtime.rows import RowFormat, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -118,9 +119,10 @@ class RemoteRuntimeEnv:
         options: Mapping[str, Any] | None,
     ) -> RemoteCall[ResetReply]:
         """Send a reset."""
-        pending = self.session.reset(
-            seeds=seeds or (), options=options, env_indices=lanes or (), episode_ids=episode_ids
-        )
+        with _as_lost():
+            pending = self.session.reset(
+                seeds=seeds or (), options=options, env_indices=lanes or (), episode_ids=episode_ids
+            )
         num_rows = len(episode_ids)
 
         def read(message: env_pb2.ResetResponse) -> ResetReply:
@@ -132,9 +134,10 @@ class RemoteRuntimeEnv:
         self, actions: Rows, *, lanes: Sequence[int] | None, episode_ids: Sequence[str]
     ) -> RemoteCall[StepReply]:
         """Send a step; it is sent once and never again."""
-        pending = self.session.step(
-            actions.value(), env_indices=lanes or (), episode_ids=episode_ids
-        )
+        with _as_lost():
+            pending = self.session.step(
+                actions.value(), env_indices=lanes or (), episode_ids=episode_ids
+            )
         asked = range(len(episode_ids)) if lanes is None else lanes
 
         def read(message: env_pb2.StepResponse) -> StepReply:
@@ -182,6 +185,20 @@ class RemoteRuntimeEnv:
         if self._is_owner and self._session is not None:
             self._session.close("the run is over")
             self._session = None
+
+
+@contextlib.contextmanager
+def _as_lost() -> Iterator[None]:
+    """Raise what ended the session where a request comes too late for it.
+
+    A run does not go on in a new session, so advice to reset would be none.
+    """
+    try:
+        yield
+    except ResetNeededError as error:
+        if isinstance(error.__cause__, RemoteError):
+            raise error.__cause__ from None
+        raise
 
 
 def _read_frame(message: env_pb2.RenderResponse) -> NDArray[np.uint8] | None:

@@ -36,6 +36,7 @@ from rlmesh_gym.runtime import (
     RuntimeSessionSpec,
     events,
 )
+from rlmesh_gym.server import EnvServer
 from tests.fake_envs import BlockingEnv, CountingEnv, FailingEnv
 from tests.runtime.runtime_doubles import Witness, env_server
 
@@ -544,3 +545,20 @@ def test_cancelled_while_connecting_hangs(socket_dir: Path, kind: type[Any]) -> 
         thread.join()
     assert found.error is None
     assert found.report.stop_reason == "cancelled"
+
+
+def test_an_env_lost_between_requests_is_a_lost_env(socket_dir: Path) -> None:
+    server = EnvServer([CountingEnv(5)], f"unix://{socket_dir}/lost.sock")
+    server.start()
+
+    class Lose(RuntimeHooks):
+        def step_completed(self, event: events.StepCompleted) -> None:
+            [reader] = [t for t in threading.enumerate() if t.name.endswith(server.address)]
+            server.stop()
+            reader.join(SOON)  # Until this side has heard of it.
+
+    with raw_model(socket_dir) as model:
+        found = leave(server.address, model.address, hooks=[Lose()])
+    assert isinstance(found.error, UnavailableError)
+    assert "reset()" not in str(found.error)
+    assert_released(model)
