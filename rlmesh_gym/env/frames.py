@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym.errors import EnvError, ProtocolError
@@ -71,7 +71,7 @@ def _decode(response: Any, endpoint: Endpoint) -> NDArray[np.uint8] | None:
         with Image.open(io.BytesIO(response.frame), formats=["PNG"]) as image:
             plain = image if image.mode in _PLAIN_MODES else image.convert("RGB")
             return np.array(plain, dtype=np.uint8)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # Pillow has many for what is no image, or one of absurd size.
         raise ProtocolError(
             f"render: the frame is no PNG image: {error}",
             endpoint=endpoint.address,

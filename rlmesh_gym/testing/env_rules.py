@@ -76,7 +76,10 @@ def check_bad_actions(probe: EnvProbe) -> None:
     probe.reset()
     session, rows = probe.session, probe.num_envs
     good = list(probe.sample(rows).leaves)
-    for leaves in ([], [*good, b""], [*good[:-1], good[-1] + b"\0"]):
+    wrong = [[*good, b""]]
+    if good:
+        wrong += [[], [*good[:-1], good[-1] + b"\0"]]
+    for leaves in wrong:
         bad = value_pb2.SpaceValue(leaves=leaves)
         probe.refuses(partial(session.step, bad), rule, "INVALID_ACTION")
     probe.step()
@@ -183,10 +186,28 @@ def check_next_step(probe: EnvProbe) -> None:
         return
 
 
+def check_same_step(probe: EnvProbe) -> None:
+    """Under SAME_STEP the step that ends an episode holds its last observation and info."""
+    rule = "same step"
+    if probe.contract.autoreset_mode is not AutoresetMode.SAME_STEP:
+        return
+    probe.reset()
+    for _ in range(MAX_STEPS):
+        step = probe.step()
+        ended = np.logical_or(*probe.flags(step)).tolist()
+        if not any(ended):
+            continue
+        infos = decode_meta_map(step.infos)
+        for key in ("final_obs", "final_info"):
+            require(key in infos, rule, f"lanes ended, but the infos hold no {key}")
+            _equal(rule, f"_{key}", infos.get(f"_{key}"), ended)
+        return
+
+
 def check_render(probe: EnvProbe) -> None:
     """A frame is a PNG image, or absent; several lanes at once are UNSUPPORTED."""
     rule = "render"
-    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - a check need not cost it
+    from PIL import Image  # noqa: PLC0415 - a check need not cost it
 
     probe.reset()
     probe.refuses(lambda: probe.session.render([0, 0]), rule, "UNSUPPORTED")
@@ -197,7 +218,7 @@ def check_render(probe: EnvProbe) -> None:
         require(answer.format == 1, rule, f"the frame's format is {answer.format}, not PNG")
         try:
             Image.open(BytesIO(answer.frame)).load()
-        except (UnidentifiedImageError, OSError) as error:
+        except Exception as error:
             raise BrokenRuleError(rule, f"the frame is no image: {error}") from error
 
 
@@ -211,6 +232,7 @@ ENV_RULES: tuple[Callable[[EnvProbe], None], ...] = (
     check_partial_reset,
     check_episodes,
     check_next_step,
+    check_same_step,
     check_render,
 )
 """Every rule, in the order in which they are checked."""

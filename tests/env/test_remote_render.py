@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
+import zlib
 from typing import Any
 
 import numpy as np
@@ -124,6 +126,19 @@ def test_no_image() -> None:
     )
     with pytest.raises(ProtocolError, match="no PNG"):
         reader.fetch(broken, 1.0)
+    header = b"IHDR" + struct.pack(">IIBBBBB", 200_000, 200_000, 8, 2, 0, 0, 0)
+    chunks = (header, b"IDAT")
+    image = b"".join(
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        for chunk in chunks
+    )
+    bomb: Any = RenderingEndpoint(
+        interaction_pb2.RenderResponse(
+            frame=b"\x89PNG\r\n\x1a\n" + image, format=interaction_pb2.RENDER_FORMAT_PNG
+        )
+    )
+    with pytest.raises(ProtocolError, match="exceeds limit"):
+        reader.fetch(bomb, 1.0)
     fatal: Any = RenderingEndpoint(EnvError("gone", is_recoverable=False))
     with pytest.raises(EnvError):
         reader.fetch(fatal, 1.0)

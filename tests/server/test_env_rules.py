@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.errors import UnavailableError
@@ -20,7 +21,14 @@ from rlmesh_gym.testing import (
     serving_model,
 )
 from tests.env_wire import pb
-from tests.fake_envs import AllSpacesEnv, CountingEnv, ImageEnv, InfoVarietyEnv, counting_vector
+from tests.fake_envs import (
+    ActionTypeEnv,
+    AllSpacesEnv,
+    CountingEnv,
+    ImageEnv,
+    InfoVarietyEnv,
+    counting_vector,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +42,7 @@ ENVS: dict[str, Callable[[], Any]] = {
     "same step": partial(counting_vector, 3, AutoresetMode.SAME_STEP),
     "disabled": partial(counting_vector, 3, AutoresetMode.DISABLED),
     "infos": partial(counting_vector, 2, AutoresetMode.SAME_STEP, env=InfoVarietyEnv),
+    "no actions": lambda: [ActionTypeEnv(spaces.Dict({}), 4) for _ in range(2)],
     "vector of one": partial(counting_vector, 1),
     "vector with frames": partial(counting_vector, 2, render_mode="rgb_array"),
 }
@@ -105,6 +114,11 @@ def no_picture(response: pb.JoinResponse) -> None:
         response.render.frame = b"\x89PNG nonsense"
 
 
+def no_terminal_observations(response: pb.JoinResponse) -> None:
+    if response.WhichOneof("kind") == "step" and "final_obs" in response.step.infos.entries:
+        del response.step.infos.entries["final_obs"]
+
+
 BROKEN: dict[str, tuple[Callable[[pb.JoinResponse], None], str, str]] = {
     "reward": (drop_reward, "lanes", "step: expected 3 rewards, got 2"),
     "mask": (wild_mask, "lanes", r"step: the masks hold bytes \[7\]"),
@@ -114,6 +128,7 @@ BROKEN: dict[str, tuple[Callable[[pb.JoinResponse], None], str, str]] = {
     "no records": (forget_episodes, "single", r"episodes: lanes \[0\] ended, \[\] were reported"),
     "miscounted": (miscount, "single", "episodes: step_count is 5, expected 4"),
     "infos": (bare_infos, "lanes", "infos: final_info of 3 lanes is None"),
+    "same step": (no_terminal_observations, "same step", "same step: .* hold no final_obs"),
     "frame": (no_picture, "single", "render: the frame is no image"),
 }
 
