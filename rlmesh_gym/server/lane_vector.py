@@ -20,6 +20,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rlmesh_gym.codec import lane_info
 from rlmesh_gym.errors import ConfigurationError, ResetNeededError
+from rlmesh_gym.server.closing import close_all
 from rlmesh_gym.server.lane_values import as_flag, as_reward, detached
 
 if TYPE_CHECKING:
@@ -219,15 +220,10 @@ class LaneVector(VectorEnv[Any, Any, Any]):
 
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's signature
         """Close every lane, also when one of them fails to; the first failure is raised."""
-        failure: BaseException | None = None
-        for env in self.envs:
-            try:
-                env.close()
-            except BaseException as error:  # noqa: PERF203 - the other lanes must close too
-                failure = failure or error
-        if failure is not None:
-            self.closed = True  # They are all closed; a second time would only fail again.
-            raise failure
+        try:
+            close_all(self.envs)
+        finally:
+            self.closed = True  # Also after a failure: a second time would only fail again.
 
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int

@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.codec import EnvContract, SpaceCodec
 from rlmesh_gym.errors import CodecError, ConfigurationError
+from rlmesh_gym.server.closing import close_all
 from rlmesh_gym.server.lane_calls import LaneCalls
 from rlmesh_gym.server.lane_values import as_flag, as_reward
 from rlmesh_gym.server.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
@@ -156,14 +157,7 @@ class ServedLanes(ServedEnv):
     def close(self) -> None:
         """Close every lane, also when one of them fails to; the first failure is raised."""
         self._calls.close()
-        failure: BaseException | None = None
-        for env in self.envs:
-            try:
-                env.close()
-            except BaseException as error:  # noqa: PERF203 - the other lanes must close too
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        close_all(self.envs)
 
     def _actions(self, action: Leaves, rows: int) -> Sequence[Any]:
         """Return the actions row by row, each as its space samples it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlmesh_gym.errors import ConfigurationError, ResetNeededError
 from rlmesh_gym.server.lane_values import as_flag, as_reward
 from rlmesh_gym.server.lane_vector import LaneVector
+from rlmesh_gym.server.served_lanes import ServedLanes
 from tests.fake_envs import (
     AllSpacesEnv,
     BufferReusingEnv,
@@ -171,6 +173,20 @@ def test_construction_errors() -> None:
         LaneVector([CountingEnv(2), AllSpacesEnv()])
     with pytest.raises(ValueError, match="num_envs=1 but got length=2"):
         LaneVector([CountingEnv(2)]).reset(seed=[1, 2])
+
+
+class ExitingEnv(CountingEnv):
+    def close(self) -> None:
+        super().close()
+        sys.exit(3)
+
+
+@pytest.mark.parametrize("serve", [LaneVector, lambda envs: ServedLanes(envs, "Exiting-v0")])
+def test_an_env_that_exits_when_it_is_closed_keeps_no_other_from_closing(serve: Any) -> None:
+    lanes = [ExitingEnv(), CountingEnv()]
+    with pytest.raises(SystemExit):
+        serve(lanes).close()
+    assert [lane.close_calls for lane in lanes] == [1, 1]
 
 
 def test_closes_every_lane_and_raises_the_first_failure() -> None:

@@ -87,6 +87,16 @@ class Conversion(ABC):
     def forget(self) -> None:  # noqa: B027 - most hold nothing
         """Drop what is held back for later; the endpoint was lost."""
 
+    def step_running(self, actions: Leaves, batch: Batch) -> Exchange:
+        """Step all lanes, none of which is ended, and write up the episodes that end with it."""
+        endpoint = self.endpoint
+        response = yield endpoint.send_step(actions)
+        reply = endpoint.read_step(response)
+        self.put_step(reply, batch)
+        for row in endpoint.advance(reply):
+            endpoint.record(row, reply, row, reply.info(row))
+        return self.rows(reply)
+
     def put_step(self, reply: StepReply, batch: Batch) -> None:
         """Write a whole step to the batch and keep its observation."""
         endpoint = self.endpoint

@@ -26,13 +26,7 @@ class NativeDisabled(Conversion):
 
     def step(self, actions: Leaves, batch: Batch) -> Exchange:
         """Step all lanes; none of them is ended."""
-        endpoint = self.endpoint
-        response = yield endpoint.send_step(actions)
-        reply = endpoint.read_step(response)
-        self.put_step(reply, batch)
-        for row in endpoint.advance(reply):
-            endpoint.record(row, reply, row, reply.info(row))
-        return self.rows(reply)
+        return self.step_running(actions, batch)
 
 
 class NativeNextStep(Conversion):
@@ -42,12 +36,7 @@ class NativeNextStep(Conversion):
         """Step all lanes; the new episodes' ids go down with the step that begins them."""
         endpoint = self.endpoint
         if not any_true(endpoint.ended):
-            response = yield endpoint.send_step(actions)
-            reply = endpoint.read_step(response)
-            self.put_step(reply, batch)
-            for row in endpoint.advance(reply):
-                endpoint.record(row, reply, row, reply.info(row))
-            return self.rows(reply)
+            return (yield from self.step_running(actions, batch))
         beginning = np.flatnonzero(endpoint.ended).tolist()
         ids = endpoint.episode_ids
         for index in beginning:

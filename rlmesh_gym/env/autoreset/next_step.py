@@ -44,12 +44,7 @@ class NextStepByLanes(Conversion):
         """Step the running lanes and reset the ended ones, whose actions are ignored."""
         endpoint = self.endpoint
         if not any_true(endpoint.ended):
-            response = yield endpoint.send_step(actions)
-            reply = endpoint.read_step(response)
-            self.put_step(reply, batch)
-            for row in endpoint.advance(reply):
-                endpoint.record(row, reply, row, reply.info(row))
-            return self.rows(reply)
+            return (yield from self.step_running(actions, batch))
         ended = np.flatnonzero(endpoint.ended).tolist()
         running = np.flatnonzero(~endpoint.ended).tolist()
         if not running:
