@@ -84,11 +84,20 @@ class EmbeddedServer:
         return None if self._child is None else self._child.process.pid
 
     def launch(self) -> None:
-        """Start the child and do not wait for it; nothing happens if it runs already."""
+        """Start the child and do not wait for it; nothing happens if it runs already.
+
+        Raises:
+            UnavailableError: The system starts no process.
+        """
         if self.is_alive:
             return
         self.stop(0.0)
-        self._child = _Child(self._config)
+        try:
+            self._child = _Child(self._config)
+        except OSError as error:
+            raise UnavailableError(
+                f"no child process can be started: {error}", endpoint=self.label, operation="start"
+            ) from error
 
     def address(self) -> str:
         """Return the child's address, once it serves.
@@ -127,6 +136,15 @@ class _Child:
             raise ConfigurationError("env_id: this interpreter cannot start a child process")
         self.parent = os.getpid()
         self.directory = tempfile.mkdtemp(prefix="rlmesh_gym-")  # mode 0700
+        self.process: subprocess.Popen[bytes]
+        self.threads: tuple[threading.Thread, ...] = ()
+        try:
+            self._start(config)
+        except BaseException:  # Of an interrupt too: nobody else knows of the process yet.
+            self._give_up()
+            raise
+
+    def _start(self, config: Mapping[str, Any]) -> None:
         path = os.path.join(self.directory, "env.sock")
         use_socket = os.name == "posix" and len(os.fsencode(path)) <= _MAX_SOCKET_PATH
         address = f"unix://{path}" if use_socket else "127.0.0.1:0"
@@ -165,6 +183,19 @@ class _Child:
                     json.dumps({**config, "address": address, "link": self.link}).encode() + b"\n"
                 )
                 stdin.flush()
+
+    def _give_up(self) -> None:
+        process = self.__dict__.get("process")
+        if process is not None:
+            process.kill()
+            process.wait()
+            for thread in self.threads:
+                if thread.ident is not None:
+                    thread.join(_EXIT_SECONDS)
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                with contextlib.suppress(OSError):  # What was never flushed.
+                    pipe.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def address(self, label: str) -> str:
         if self._address is not None:

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +408,39 @@ def test_the_child_ends_with_the_parent_though_a_fork_of_it_lives() -> None:
         os.kill(worker, signal.SIGKILL)
         parent.stdin.close()
         parent.stdout.close()
+
+
+@pytest.mark.parametrize("place", ["start", "finalize"])
+def test_an_interrupt_while_the_child_is_started_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        started.append(real(*args, **kwargs))
+        return started[-1]
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", start)
+    owner = threading.Thread if place == "start" else weakref
+    monkeypatch.setattr(owner, place, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        EmbeddedServer({"env_id": COUNTING}).launch()
+    monkeypatch.undo()
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_system_that_starts_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(UnavailableError, match="no child process can be started"):
+        RemoteVectorEnv(env_id=COUNTING)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_an_env_prints_does_not_block_it() -> None:
