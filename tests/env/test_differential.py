@@ -239,11 +239,11 @@ def test_every_space(endpoints: SharedEndpoints, name: str, way: str) -> None:
     kind, asked = natively.get(way) or CONVERSIONS[turn % len(CONVERSIONS)]
     action = name if name in ACTIONS else "discrete"
     where = [endpoints.address(kind, 2, space=name, action=action)]
-    play(where, asked, name, action, steps=40, is_held=kind == "same_step" and asked is not SAME)
+    play(where, asked, name, action, steps=30, is_held=kind == "same_step" and asked is not SAME)
 
 
 @pytest.mark.parametrize("name", RELEASED)
 def test_every_space_of_the_released_package(endpoints: SharedEndpoints, name: str) -> None:
     action = name if name in ACTIONS else "discrete"
     where = [endpoints.address("lanes", 2, released=True, space=name, action=action)]
-    play(where, MODES[RELEASED.index(name) % 3], name, action, steps=40)
+    play(where, MODES[RELEASED.index(name) % 3], name, action, steps=30)

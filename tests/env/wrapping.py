@@ -50,7 +50,7 @@ def same_results(
     local: SyncVectorEnv,
     wrap: Wrap,
     *,
-    steps: int = 120,
+    steps: int = 80,
     partial_resets: bool = True,
     close: bool = False,
 ) -> tuple[VectorEnv[Any, Any, Any], VectorEnv[Any, Any, Any]]:
