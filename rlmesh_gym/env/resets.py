@@ -85,13 +85,21 @@ def reset_whole(
 ) -> Generator[Pending[Any], Any, LaneInfos | BatchedInfos | None]:
     """Reset all lanes with one request; see ``reset_lanes``. Also heals a lost endpoint."""
     ids = endpoint.new_ids(endpoint.num_envs)
-    response = yield endpoint.session.reset(seeds=seeds, options=options, episode_ids=ids)
+    sent = seeds
+    if not endpoint.session.has_lane_operations and _follow_one_another(seeds):
+        # A vector env promises to take one int and spreads it; not all take a list. Lanes do not.
+        sent = seeds[:1]
+    response = yield endpoint.session.reset(seeds=sent, options=options, episode_ids=ids)
     batch.put(response.observation, endpoint.start, endpoint.num_envs)
     endpoint.begin(range(endpoint.num_envs), list(seeds) or None, ids)
     endpoint.last.keep(response.observation)
     endpoint.is_lost = False
     endpoint.is_loss_told = True
     return endpoint.read_infos(response.infos, endpoint.num_envs)
+
+
+def _follow_one_another(seeds: Sequence[int]) -> bool:
+    return all(seed == seeds[0] + lane for lane, seed in enumerate(seeds))
 
 
 def _reset_all(

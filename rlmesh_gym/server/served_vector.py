@@ -6,6 +6,7 @@ import time
 import warnings as python_warnings
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
@@ -76,24 +77,40 @@ class ServedVector(ServedEnv):
     ) -> Outcome:
         """Reset all lanes, or some through ``options["reset_mask"]``.
 
-        One seed for a full reset of several lanes is spread by the vector env: ``s``, ``s + 1`` …
+        One seed ``s`` for a full reset of several lanes is spread by the vector env: ``s``,
+        ``s + 1`` … Seeds that follow one another are given as that one seed, since a vector env
+        promises to take an int and no more.
         """
         seed: Any = list(seeds) or None
         if lanes is not None:
             seed, options = self._partial(lanes, seeds, options)
-        elif len(seeds) == 1:
+        elif seeds and all(value == seeds[0] + lane for lane, value in enumerate(seeds)):
             seed = seeds[0]
-        elif options is not None and isinstance(options.get("reset_mask"), list):
+        if options is not None and isinstance(options.get("reset_mask"), list):
             # A mask comes off the wire as a list; Gymnasium takes arrays only.
             options = {**options, "reset_mask": np.asarray(options["reset_mask"])}
         begun = time.perf_counter_ns()
-        observation, infos = self.envs.reset(seed=seed, options=options)
+        observation, infos = self._reset(seed, options)
         user_ns = time.perf_counter_ns() - begun
         leaves = self.observation_codec.flatten(observation, self.num_envs)
         if lanes is not None:
             leaves = [leaf[np.asarray(lanes)] for leaf in leaves]
             infos = rows_of(infos or {}, lanes, self.num_envs)
         return Outcome(leaves, infos, user_ns=user_ns)
+
+    def _reset(
+        self, seed: Any, options: dict[str, Any] | None
+    ) -> tuple[Any, dict[str, Any] | None]:
+        try:
+            return self.envs.reset(seed=seed, options=options)
+        except (gymnasium.error.Error, TypeError) as error:
+            if not isinstance(seed, list) or self.has_partial_reset:
+                raise
+            message = (
+                f"{type(self.envs.unwrapped).__name__} does not take one seed per lane, only an "
+                "int s for s, s + 1, …: pass such seeds, or serve a list of environments"
+            )
+            raise ValueError(message) from error
 
     def _partial(
         self, lanes: Sequence[int], seeds: Sequence[int], options: dict[str, Any] | None
