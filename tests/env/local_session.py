@@ -101,6 +101,8 @@ class LocalSession:
         indices = list(env_indices) or list(range(len(self.envs)))
         if env_indices and not self.has_partial_reset:
             return Answer(None, EnvError("no lanes", code="UNSUPPORTED", is_recoverable=True))
+        if not env_indices and not self.has_lane_operations and len(seeds) == 1:
+            seeds = [seeds[0] + index for index in indices]  # As a vector env spreads one seed.
         assert len(seeds) in (0, len(indices))
         assert len(episode_ids) == len(indices)
         observations, infos = [], []
