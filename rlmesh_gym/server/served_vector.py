@@ -84,7 +84,9 @@ class ServedVector(ServedEnv):
         seed: Any = list(seeds) or None
         if lanes is not None:
             seed, options = self._partial(lanes, seeds, options)
-        elif seeds and all(value == seeds[0] + lane for lane, value in enumerate(seeds)):
+        elif len(seeds) in (1, self.num_envs) and all(
+            value == seeds[0] + lane for lane, value in enumerate(seeds)
+        ):
             seed = seeds[0]
         if options is not None and isinstance(options.get("reset_mask"), list):
             # A mask comes off the wire as a list; Gymnasium takes arrays only.
