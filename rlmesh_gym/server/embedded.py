@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -114,7 +114,8 @@ def main() -> int:
     if not line:
         return 0
     try:
-        server = run(json.loads(line))
+        config = json.loads(line)
+        server = run(config)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # The parent reports it.
         _answer(answers, {"error": f"{type(error).__name__}: {error}"})
         return 1
@@ -127,6 +128,10 @@ def main() -> int:
         server.wait()
     finally:
         server.stop()
+        if config.get("link"):
+            # The parent removes its directory, unless it was killed; by now it is empty.
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(config["link"]))
     return 0
 
 

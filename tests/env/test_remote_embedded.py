@@ -262,7 +262,7 @@ def test_no_warnings_at_the_end() -> None:
     assert (result.returncode, said(result)) == (0, [])
 
 
-def test_the_child_ends_when_the_parent_is_killed() -> None:
+def test_the_child_ends_when_the_parent_is_killed_and_cleans_up(socket_dir: Path) -> None:
     code = f"""
     from rlmesh_gym.env import RemoteVectorEnv
     envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2)
@@ -276,14 +276,17 @@ def test_the_child_ends_when_the_parent_is_killed() -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TMPDIR": str(socket_dir)},
     )
     with parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert not is_gone(pid, 0.05)
+        assert len(list(socket_dir.iterdir())) == 1
         parent.kill()
         parent.wait()
         assert is_gone(pid)
+    assert list(socket_dir.iterdir()) == []
 
 
 def test_ctrl_c_in_a_blocked_step_surfaces() -> None:
