@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,9 @@ def _one_thread() -> None:
         import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _logs_go_with_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stable-Baselines3 makes a directory per model in the temporary folder otherwise."""
+    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))
