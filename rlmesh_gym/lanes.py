@@ -23,6 +23,7 @@ __all__ = [
     "LanePhase",
     "LaneTable",
     "any_true",
+    "are_consecutive",
     "mint_episode_id",
     "success_of",
 ]
@@ -46,6 +47,11 @@ def any_true(mask: npt.NDArray[np.bool_]) -> bool:
 def mint_episode_id() -> str:
     """Return a new episode id, a UUIDv7: unique, and sorting in the order of creation."""
     return str(uuid6.uuid7())
+
+
+def are_consecutive(seeds: Sequence[int]) -> bool:
+    """Return whether seeds are ``s, s + 1, …``, which a vector env makes of the one seed ``s``."""
+    return all(seed == seeds[0] + lane for lane, seed in enumerate(seeds))
 
 
 def success_of(info: Mapping[str, Any]) -> bool | None:

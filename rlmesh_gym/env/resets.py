@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import AutoresetError, ConfigurationError, ResetNeededError
+from rlmesh_gym.lanes import are_consecutive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,7 +87,7 @@ def reset_whole(
     """Reset all lanes with one request; see ``reset_lanes``. Also heals a lost endpoint."""
     ids = endpoint.new_ids(endpoint.num_envs)
     sent = seeds
-    if not endpoint.session.has_lane_operations and _follow_one_another(seeds):
+    if not endpoint.session.has_lane_operations and are_consecutive(seeds):
         # A vector env promises to take one int and spreads it; not all take a list. Lanes do not.
         sent = seeds[:1]
     response = yield endpoint.session.reset(seeds=sent, options=options, episode_ids=ids)
@@ -96,10 +97,6 @@ def reset_whole(
     endpoint.is_lost = False
     endpoint.is_loss_told = True
     return endpoint.read_infos(response.infos, endpoint.num_envs)
-
-
-def _follow_one_another(seeds: Sequence[int]) -> bool:
-    return all(seed == seeds[0] + lane for lane, seed in enumerate(seeds))
 
 
 def _reset_all(

@@ -12,6 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rlmesh_gym.codec import EnvContract, SpaceCodec, lane_info
 from rlmesh_gym.errors import CodecError, ConfigurationError
+from rlmesh_gym.lanes import are_consecutive
 from rlmesh_gym.server.lane_vector import LaneVector
 from rlmesh_gym.server.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
 from rlmesh_gym.server.vector_infos import encode_final_obs, rows_of
@@ -84,9 +85,7 @@ class ServedVector(ServedEnv):
         seed: Any = list(seeds) or None
         if lanes is not None:
             seed, options = self._partial(lanes, seeds, options)
-        elif len(seeds) in (1, self.num_envs) and all(
-            value == seeds[0] + lane for lane, value in enumerate(seeds)
-        ):
+        elif len(seeds) in (1, self.num_envs) and are_consecutive(seeds):
             seed = seeds[0]
         if options is not None and isinstance(options.get("reset_mask"), list):
             # A mask comes off the wire as a list; Gymnasium takes arrays only.
