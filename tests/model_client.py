@@ -16,8 +16,8 @@ from rlmesh_gym._proto.model.v1 import interaction_pb2 as pb
 from rlmesh_gym.codec import SpaceCodec, encode_env_spec
 from rlmesh_gym.rpc import EDITION, ModelSession
 from rlmesh_gym.server import ModelHandler, ModelServer, PredictFrames
-from rlmesh_gym.server.model_service import ModelService
-from rlmesh_gym.server.model_stream import ModelStream
+from rlmesh_gym.server.model.service import ModelService
+from rlmesh_gym.server.model.stream import ModelStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -13,7 +13,7 @@ import rlmesh_gym  # noqa: F401 - registers the id
 from rlmesh_gym.cli.demo_learner import PPO, Rollout
 from rlmesh_gym.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from rlmesh_gym.cli.options import positive_int
-from rlmesh_gym.runtime.tables import format_number, text_table
+from rlmesh_gym.runtime.report.tables import format_number, text_table
 
 if TYPE_CHECKING:
     import argparse

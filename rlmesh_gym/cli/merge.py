@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.exit_codes import EXIT_DONE
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.runtime.report_files import write_report
-from rlmesh_gym.runtime.shards import merge_episodes, merged_report
-from rlmesh_gym.runtime.tables import report_text, text_table
+from rlmesh_gym.runtime.report.report_files import write_report
+from rlmesh_gym.runtime.report.shards import merge_episodes, merged_report
+from rlmesh_gym.runtime.report.tables import report_text, text_table
 
 if TYPE_CHECKING:
     import argparse

@@ -17,8 +17,8 @@ from rlmesh_gym.cli.options import (
 )
 from rlmesh_gym.errors import AuthenticationError, ProtocolError
 from rlmesh_gym.rpc import EnvSession, ModelSession
-from rlmesh_gym.runtime.records import jsonable
-from rlmesh_gym.runtime.tables import format_duration, one_line
+from rlmesh_gym.runtime.report.records import jsonable
+from rlmesh_gym.runtime.report.tables import format_duration, one_line
 
 if TYPE_CHECKING:
     import argparse

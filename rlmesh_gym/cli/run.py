@@ -30,24 +30,24 @@ from rlmesh_gym.errors import ConfigurationError, Error, RemoteError
 from rlmesh_gym.rpc import EnvSession, ModelSession
 from rlmesh_gym.runtime.calls import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.episode_recorder import EpisodeRecorder
-from rlmesh_gym.runtime.progress import ProgressBar
-from rlmesh_gym.runtime.records import EPISODES_JSONL, EpisodeJournal, read_episodes
-from rlmesh_gym.runtime.remote_env import RemoteRuntimeEnv
-from rlmesh_gym.runtime.remote_model import RemoteRuntimeModel
-from rlmesh_gym.runtime.report_files import read_report, write_report
-from rlmesh_gym.runtime.shards import joined_sessions
+from rlmesh_gym.runtime.ends.remote_env import RemoteRuntimeEnv
+from rlmesh_gym.runtime.ends.remote_model import RemoteRuntimeModel
+from rlmesh_gym.runtime.hooks.episode_recorder import EpisodeRecorder
+from rlmesh_gym.runtime.hooks.progress import ProgressBar
+from rlmesh_gym.runtime.hooks.video import VideoRecorder
+from rlmesh_gym.runtime.report.records import EPISODES_JSONL, EpisodeJournal, read_episodes
+from rlmesh_gym.runtime.report.report_files import read_report, write_report
+from rlmesh_gym.runtime.report.shards import joined_sessions
+from rlmesh_gym.runtime.report.tables import report_text, telemetry_text
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
-from rlmesh_gym.runtime.tables import report_text, telemetry_text
-from rlmesh_gym.runtime.video import VideoRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rlmesh_gym.cli.run_plan import Remaining
-    from rlmesh_gym.runtime.hooks import RuntimeHooks
-    from rlmesh_gym.runtime.records import Row
-    from rlmesh_gym.runtime.report import RuntimeReport
+    from rlmesh_gym.runtime.hooks.table import RuntimeHooks
+    from rlmesh_gym.runtime.report.records import Row
+    from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 __all__ = ["configure", "execute"]
 

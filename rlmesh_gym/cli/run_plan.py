@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.runtime.records import remaining_seeds
+from rlmesh_gym.runtime.report.records import remaining_seeds
 from rlmesh_gym.runtime.seeds import derive_seed
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeSessionSpec
 

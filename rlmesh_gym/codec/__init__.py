@@ -14,19 +14,19 @@ from rlmesh_gym.codec.contract import (
     encode_env_spec,
     split_metadata,
 )
-from rlmesh_gym.codec.dtypes import DTYPES, decode_dtype, encode_dtype
 from rlmesh_gym.codec.lane_info import is_mask, lane_info
-from rlmesh_gym.codec.limits import MAX_MESSAGE_BYTES
 from rlmesh_gym.codec.metadata import (
     decode_meta_map,
     decode_meta_value,
     encode_meta_map,
     encode_meta_value,
 )
-from rlmesh_gym.codec.space_codec import Leaves, SpaceCodec
-from rlmesh_gym.codec.space_decoding import decode_space
-from rlmesh_gym.codec.space_encoding import encode_space
-from rlmesh_gym.codec.text import UnrestrictedText
+from rlmesh_gym.codec.spaces.dtypes import DTYPES, decode_dtype, encode_dtype
+from rlmesh_gym.codec.spaces.limits import MAX_MESSAGE_BYTES
+from rlmesh_gym.codec.spaces.space_codec import Leaves, SpaceCodec
+from rlmesh_gym.codec.spaces.space_decoding import decode_space
+from rlmesh_gym.codec.spaces.space_encoding import encode_space
+from rlmesh_gym.codec.spaces.text import UnrestrictedText
 
 __all__ = [
     "DTYPES",

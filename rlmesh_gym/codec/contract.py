@@ -10,10 +10,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym._proto.core.v1 import env_contract_pb2
-from rlmesh_gym.codec.limits import MAX_MESSAGE_BYTES
 from rlmesh_gym.codec.metadata import decode_meta_map, encode_meta_map, encode_meta_value
-from rlmesh_gym.codec.space_decoding import decode_space
-from rlmesh_gym.codec.space_encoding import encode_space
+from rlmesh_gym.codec.spaces.limits import MAX_MESSAGE_BYTES
+from rlmesh_gym.codec.spaces.space_decoding import decode_space
+from rlmesh_gym.codec.spaces.space_encoding import encode_space
 from rlmesh_gym.errors import CodecError
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from rlmesh_gym._proto.spaces.v1 import meta_pb2
-from rlmesh_gym.codec.cast import describe
-from rlmesh_gym.codec.limits import MAX_META_DEPTH
+from rlmesh_gym.codec.spaces.cast import describe
+from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.errors import CodecError
 
 __all__ = ["decode_meta_map", "decode_meta_value", "encode_meta_map", "encode_meta_value"]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.env.actions import ActionReader
-from rlmesh_gym.env.connect import connect
-from rlmesh_gym.env.hidden_token import without_token
-from rlmesh_gym.env.joining import lane_rows
-from rlmesh_gym.env.reset_arguments import copy_options, expand_seeds
-from rlmesh_gym.env.sources import ConnectionOptions, EmbeddedSpec, find_sources
+from rlmesh_gym.env.drive.actions import ActionReader
+from rlmesh_gym.env.drive.reset_arguments import copy_options, expand_seeds
+from rlmesh_gym.env.open.connect import connect
+from rlmesh_gym.env.open.hidden_token import without_token
+from rlmesh_gym.env.open.sources import ConnectionOptions, EmbeddedSpec, find_sources
+from rlmesh_gym.env.reading.joining import lane_rows
 from rlmesh_gym.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
     from rlmesh_gym.codec import EnvContract
-    from rlmesh_gym.env.endpoint import Endpoint
-    from rlmesh_gym.env.exchange import InfoRows
-    from rlmesh_gym.env.group import EndpointGroup
+    from rlmesh_gym.env.drive.endpoint import Endpoint
+    from rlmesh_gym.env.drive.exchange import InfoRows
+    from rlmesh_gym.env.drive.group import EndpointGroup
     from rlmesh_gym.lanes import EpisodeLog, LanePhase
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 

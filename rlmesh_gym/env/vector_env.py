@@ -8,16 +8,16 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlmesh_gym.env.actions import ActionReader
-from rlmesh_gym.env.attributes import lane_attribute, refuse_attribute
 from rlmesh_gym.env.autoreset import as_autoreset_mode
-from rlmesh_gym.env.connect import connect, step_limit
-from rlmesh_gym.env.hidden_token import without_token
-from rlmesh_gym.env.infos import BatchedInfos
-from rlmesh_gym.env.joining import join, lane_rows
-from rlmesh_gym.env.recovery import Recovery
-from rlmesh_gym.env.reset_arguments import expand_seeds, split_options
-from rlmesh_gym.env.sources import ConnectionOptions, EmbeddedSpec, find_sources
+from rlmesh_gym.env.drive.actions import ActionReader
+from rlmesh_gym.env.drive.recovery import Recovery
+from rlmesh_gym.env.drive.reset_arguments import expand_seeds, split_options
+from rlmesh_gym.env.open.connect import connect, step_limit
+from rlmesh_gym.env.open.hidden_token import without_token
+from rlmesh_gym.env.open.sources import ConnectionOptions, EmbeddedSpec, find_sources
+from rlmesh_gym.env.reading.attributes import lane_attribute, refuse_attribute
+from rlmesh_gym.env.reading.infos import BatchedInfos
+from rlmesh_gym.env.reading.joining import join, lane_rows
 from rlmesh_gym.errors import (
     ClosedError,
     ConfigurationError,
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from rlmesh_gym.codec import EnvContract
-    from rlmesh_gym.env.batch import Batch
-    from rlmesh_gym.env.endpoint import Endpoint
-    from rlmesh_gym.env.exchange import InfoRows
-    from rlmesh_gym.env.reset_arguments import Seeds
+    from rlmesh_gym.env.drive.batch import Batch
+    from rlmesh_gym.env.drive.endpoint import Endpoint
+    from rlmesh_gym.env.drive.exchange import InfoRows
+    from rlmesh_gym.env.drive.reset_arguments import Seeds
     from rlmesh_gym.lanes import EpisodeLog, LanePhase
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from rlmesh_gym.policy.chunks import ActionChunkReplay, lane_indices, stack_frames
-from rlmesh_gym.policy.ensemble import EnsembleReplay, EnsembleRule, make_replay
+from rlmesh_gym.policy.planning.chunks import ActionChunkReplay, lane_indices, stack_frames
+from rlmesh_gym.policy.planning.ensemble import EnsembleReplay, EnsembleRule, make_replay
 from rlmesh_gym.policy.remote_policy import RemotePolicy
 from rlmesh_gym.policy.stats import PolicyStats
 

@@ -13,7 +13,7 @@ from rlmesh_gym.errors import ModelError, RemoteError
 from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.policy.evictions import EpisodeEvictions
 from rlmesh_gym.policy.history import ObservationHistory
-from rlmesh_gym.policy.plan import ActionReader, Plan
+from rlmesh_gym.policy.planning.plan import ActionReader, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

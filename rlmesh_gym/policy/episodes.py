@@ -16,14 +16,14 @@ from gymnasium.vector import AutoresetMode
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.lanes import LanePhase, mint_episode_id
 from rlmesh_gym.policy.caller_warning import warn_caller
-from rlmesh_gym.policy.chunks import lane_indices
+from rlmesh_gym.policy.planning.chunks import lane_indices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from rlmesh_gym.policy.chunks import Lanes
+    from rlmesh_gym.policy.planning.chunks import Lanes
 
 __all__ = ["Boundaries", "Episodes", "LaneState", "LocalEpisodes", "TrackedEpisodes"]
 

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rlmesh_gym.policy.chunks import Leaves
+    from rlmesh_gym.policy.planning.chunks import Leaves
 
 __all__ = ["ObservationHistory"]
 

@@ -10,10 +10,10 @@ import uuid6
 from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.errors import ClosedError, Error, UnsupportedCallError
 from rlmesh_gym.policy.adapter import ModelAdapter
-from rlmesh_gym.policy.ensemble import make_replay
 from rlmesh_gym.policy.env_view import filler_action, view_env
-from rlmesh_gym.policy.lane_planner import LanePlanner
-from rlmesh_gym.policy.schedule import PlanSchedule
+from rlmesh_gym.policy.planning.ensemble import make_replay
+from rlmesh_gym.policy.planning.lane_planner import LanePlanner
+from rlmesh_gym.policy.planning.schedule import PlanSchedule
 from rlmesh_gym.policy.stats import PolicyStats
 from rlmesh_gym.policy.unbatched import is_unbatched
 from rlmesh_gym.rpc import ModelSession
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from rlmesh_gym.codec import Leaves
-    from rlmesh_gym.policy.chunks import Lanes
-    from rlmesh_gym.policy.ensemble import EnsembleRule
+    from rlmesh_gym.policy.planning.chunks import Lanes
+    from rlmesh_gym.policy.planning.ensemble import EnsembleRule
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
 __all__ = ["RemotePolicy"]
@@ -102,7 +102,7 @@ class RemotePolicy:
             default.
         coalesce: Frames that a lane may have left to go along with a request.
         ensemble: ``"newest"``, ``"mean"``, ``"exponential"`` or a callable; see
-            :class:`~rlmesh_gym.policy.ensemble.EnsembleReplay`.
+            :class:`~rlmesh_gym.policy.planning.ensemble.EnsembleReplay`.
         prefetch: Ask for chunks ahead of time; needs a horizon of 2 or more.
         token: What the server asks for, else ``RLMESH_GYM_TOKEN``.
         tls: None or False for none, True for the system's roots, or settings.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from rlmesh_gym.rpc.address import Address, parse_address, parse_bind_address
+from rlmesh_gym.rpc.client.env_session import EnvSession
+from rlmesh_gym.rpc.client.model_session import ModelSession, model_error
+from rlmesh_gym.rpc.client.pending import Pending
+from rlmesh_gym.rpc.client.stream import MAX_OUTSTANDING
 from rlmesh_gym.rpc.config import Timeouts, TimeoutsLike, TLSConfig, TLSLike, resolve_token
-from rlmesh_gym.rpc.env_session import EnvSession
 from rlmesh_gym.rpc.handshake import (
     CONCURRENT_PREDICT,
     EDITION,
@@ -16,17 +19,14 @@ from rlmesh_gym.rpc.handshake import (
     answer_handshake,
     peer_info,
 )
-from rlmesh_gym.rpc.large_answers import LARGE_BYTES, assemble
-from rlmesh_gym.rpc.model_session import ModelSession, model_error
-from rlmesh_gym.rpc.pending import Pending
-from rlmesh_gym.rpc.serving import (
+from rlmesh_gym.rpc.host.serving import (
     EnvServiceCallbacks,
     GrpcHost,
     JoinPeer,
     ModelServiceCallbacks,
     Refused,
 )
-from rlmesh_gym.rpc.stream import MAX_OUTSTANDING
+from rlmesh_gym.rpc.large_answers import LARGE_BYTES, assemble
 
 __all__ = [
     "CONCURRENT_PREDICT",

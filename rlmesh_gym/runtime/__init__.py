@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from rlmesh_gym.runtime.calls import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.episode_recorder import EpisodeRecorder
+from rlmesh_gym.runtime.ends.local_env import LocalRuntimeEnv
+from rlmesh_gym.runtime.ends.local_model import LocalRuntimeModel
+from rlmesh_gym.runtime.ends.protocols import RuntimeEnv, RuntimeModel
+from rlmesh_gym.runtime.ends.remote_env import RemoteRuntimeEnv
+from rlmesh_gym.runtime.ends.remote_model import RemoteRuntimeModel
 from rlmesh_gym.runtime.evaluation import run
-from rlmesh_gym.runtime.hooks import CompositeHooks, RuntimeHooks
-from rlmesh_gym.runtime.jsonl import JsonLinesRecorder
-from rlmesh_gym.runtime.local_env import LocalRuntimeEnv
-from rlmesh_gym.runtime.local_model import LocalRuntimeModel
-from rlmesh_gym.runtime.otel import OpenTelemetryHooks
-from rlmesh_gym.runtime.progress import ProgressBar
-from rlmesh_gym.runtime.prometheus import prometheus_text
-from rlmesh_gym.runtime.protocols import RuntimeEnv, RuntimeModel
-from rlmesh_gym.runtime.records import EpisodeJournal, read_episodes
-from rlmesh_gym.runtime.remote_env import RemoteRuntimeEnv
-from rlmesh_gym.runtime.remote_model import RemoteRuntimeModel
-from rlmesh_gym.runtime.report import (
+from rlmesh_gym.runtime.hooks import events
+from rlmesh_gym.runtime.hooks.episode_recorder import EpisodeRecorder
+from rlmesh_gym.runtime.hooks.jsonl import JsonLinesRecorder
+from rlmesh_gym.runtime.hooks.otel import OpenTelemetryHooks
+from rlmesh_gym.runtime.hooks.progress import ProgressBar
+from rlmesh_gym.runtime.hooks.prometheus import prometheus_text
+from rlmesh_gym.runtime.hooks.table import CompositeHooks, RuntimeHooks
+from rlmesh_gym.runtime.hooks.video import VideoRecorder
+from rlmesh_gym.runtime.report.records import EpisodeJournal, read_episodes
+from rlmesh_gym.runtime.report.report_files import read_report, write_report
+from rlmesh_gym.runtime.report.runtime_report import (
     Bottleneck,
     EpisodeSummary,
     RuntimeReport,
     TelemetryRow,
     TelemetrySnapshot,
 )
-from rlmesh_gym.runtime.report_files import read_report, write_report
+from rlmesh_gym.runtime.report.shards import merge_episodes
 from rlmesh_gym.runtime.seeds import derive_seed, derive_seeds
-from rlmesh_gym.runtime.shards import merge_episodes
 from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
-from rlmesh_gym.runtime.video import VideoRecorder
 
 __all__ = [
     "Bottleneck",
@@ -56,6 +57,7 @@ __all__ = [
     "VideoRecorder",
     "derive_seed",
     "derive_seeds",
+    "events",
     "merge_episodes",
     "prometheus_text",
     "read_episodes",

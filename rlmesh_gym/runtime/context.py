@@ -12,10 +12,10 @@ from rlmesh_gym.runtime.telemetry import MODEL_PREDICT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rlmesh_gym.runtime.bottleneck import TimeShares
     from rlmesh_gym.runtime.calls import Call, Waiter
-    from rlmesh_gym.runtime.hooks import HookTable
-    from rlmesh_gym.runtime.lane_book import LaneBook
+    from rlmesh_gym.runtime.ends.lane_book import LaneBook
+    from rlmesh_gym.runtime.hooks.table import HookTable
+    from rlmesh_gym.runtime.report.bottleneck import TimeShares
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
     from rlmesh_gym.runtime.telemetry import CallTiming, Telemetry
 

@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING, Any
 import uuid6
 
 from rlmesh_gym.errors import ConfigurationError, Error
-from rlmesh_gym.runtime import events
-from rlmesh_gym.runtime.adapters import as_runtime_envs, as_runtime_model
-from rlmesh_gym.runtime.bottleneck import TimeShares
 from rlmesh_gym.runtime.calls import CancelledRunError, ThreadCall, Waiter
 from rlmesh_gym.runtime.context import RunContext, TimedCalls
-from rlmesh_gym.runtime.endpoint_lanes import EndpointLanes, ResetWay
-from rlmesh_gym.runtime.hooks import HookTable, as_hooks
-from rlmesh_gym.runtime.lane_book import LaneBook
+from rlmesh_gym.runtime.ends.adapters import as_runtime_envs, as_runtime_model
+from rlmesh_gym.runtime.ends.endpoint_lanes import EndpointLanes, ResetWay
+from rlmesh_gym.runtime.ends.lane_book import LaneBook
+from rlmesh_gym.runtime.ends.predictor import Predictor
+from rlmesh_gym.runtime.ends.rows import RowStore
+from rlmesh_gym.runtime.hooks import events
+from rlmesh_gym.runtime.hooks.table import HookTable, as_hooks
 from rlmesh_gym.runtime.loop import RunLoop
-from rlmesh_gym.runtime.predictor import Predictor
-from rlmesh_gym.runtime.report import RuntimeReport
-from rlmesh_gym.runtime.rows import RowStore
+from rlmesh_gym.runtime.report.bottleneck import TimeShares
+from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 from rlmesh_gym.runtime.telemetry import Telemetry, TelemetryTicker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rlmesh_gym.runtime.calls import EventLike
-    from rlmesh_gym.runtime.hooks import RuntimeHooks
-    from rlmesh_gym.runtime.protocols import ModelNeeds, RuntimeEnv, RuntimeModel
-    from rlmesh_gym.runtime.report import EpisodeSummary, TelemetrySnapshot
+    from rlmesh_gym.runtime.ends.protocols import ModelNeeds, RuntimeEnv, RuntimeModel
+    from rlmesh_gym.runtime.hooks.table import RuntimeHooks
+    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary, TelemetrySnapshot
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
 __all__ = ["RuntimeDriver"]
@@ -54,10 +54,10 @@ class RuntimeDriver:
         spec: What to do.
         env: The environment, or a list of endpoints of one environment: an address, an
             :class:`~rlmesh_gym.rpc.EnvSession`, a vector env or a single one, or any
-            :class:`~rlmesh_gym.runtime.protocols.RuntimeEnv`.
+            :class:`~rlmesh_gym.runtime.ends.protocols.RuntimeEnv`.
         model: An address, a :class:`~rlmesh_gym.rpc.ModelSession`, a
             :class:`~rlmesh_gym.RemotePolicy` for its connection, a handler, a function, or any
-            :class:`~rlmesh_gym.runtime.protocols.RuntimeModel`.
+            :class:`~rlmesh_gym.runtime.ends.protocols.RuntimeModel`.
         hooks: Who watches and transforms; one, several, or none.
 
     Example:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy import RemotePolicy
-from rlmesh_gym.runtime.adapters import as_runtime_envs, as_runtime_model
 from rlmesh_gym.runtime.driver import RuntimeDriver
+from rlmesh_gym.runtime.ends.adapters import as_runtime_envs, as_runtime_model
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.rpc import TLSConfig
     from rlmesh_gym.runtime.calls import EventLike
-    from rlmesh_gym.runtime.hooks import RuntimeHooks
-    from rlmesh_gym.runtime.report import RuntimeReport
+    from rlmesh_gym.runtime.hooks.table import RuntimeHooks
+    from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 __all__ = ["run"]
 
@@ -52,11 +52,11 @@ def run(
         env: An address; several addresses of one environment, whose lanes become one run's; a
             vector env or a single env of this process (which stays open); an open
             :class:`~rlmesh_gym.rpc.EnvSession`; or any
-            :class:`~rlmesh_gym.runtime.protocols.RuntimeEnv`.
+            :class:`~rlmesh_gym.runtime.ends.protocols.RuntimeEnv`.
         policy: An address; a :class:`~rlmesh_gym.RemotePolicy`, whose connection is used; a
             :class:`~rlmesh_gym.ModelHandler`; a function from batched observations to batched
             actions; an open :class:`~rlmesh_gym.rpc.ModelSession`; or any
-            :class:`~rlmesh_gym.runtime.protocols.RuntimeModel`.
+            :class:`~rlmesh_gym.runtime.ends.protocols.RuntimeModel`.
         episodes: How many to complete; may be left out with ``episode_seeds`` or ``max_steps``.
         seed: Seeds of all lanes derive from it. The same seed, ``session_id`` and number of lanes
             give the same episodes.

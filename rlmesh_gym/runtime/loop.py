@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlmesh_gym.errors import ConfigurationError, StateError
-from rlmesh_gym.runtime import events
-from rlmesh_gym.runtime.lane_book import LaneState
-from rlmesh_gym.runtime.rows import gather
+from rlmesh_gym.runtime.ends.lane_book import LaneState
+from rlmesh_gym.runtime.ends.rows import gather
+from rlmesh_gym.runtime.hooks import events
 from rlmesh_gym.runtime.telemetry import ENV_RESET, ENV_STEP
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.runtime.context import RunContext
-    from rlmesh_gym.runtime.endpoint_lanes import EndpointLanes
-    from rlmesh_gym.runtime.predictor import Predictor
-    from rlmesh_gym.runtime.protocols import StepReply
-    from rlmesh_gym.runtime.report import EpisodeSummary
-    from rlmesh_gym.runtime.rows import Rows, RowStore
+    from rlmesh_gym.runtime.ends.endpoint_lanes import EndpointLanes
+    from rlmesh_gym.runtime.ends.predictor import Predictor
+    from rlmesh_gym.runtime.ends.protocols import StepReply
+    from rlmesh_gym.runtime.ends.rows import Rows, RowStore
+    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary
 
 __all__ = ["RunLoop"]
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.model import MAX_EXECUTION_HORIZON
 from rlmesh_gym.runtime.seeds import derive_seed
-from rlmesh_gym.server.handler import MAX_EXECUTION_HORIZON
 
 __all__ = ["DEFAULT_SESSION_ID", "RuntimeLimits", "RuntimeSessionSpec"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from rlmesh_gym.runtime.report import TelemetryRow, TelemetrySnapshot
+from rlmesh_gym.runtime.report.runtime_report import TelemetryRow, TelemetrySnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

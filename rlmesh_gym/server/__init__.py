@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlmesh_gym.server.env_server import EnvServer
-from rlmesh_gym.server.handler import (
+from rlmesh_gym.model import (
     HeldState,
     HistoryFrame,
     HistoryNeeds,
@@ -15,7 +14,8 @@ from rlmesh_gym.server.handler import (
     ResolveOptions,
     RouteNeeds,
 )
-from rlmesh_gym.server.model_server import ModelServer
+from rlmesh_gym.server.env.server import EnvServer
+from rlmesh_gym.server.model.server import ModelServer
 
 __all__ = [
     "EnvServer",

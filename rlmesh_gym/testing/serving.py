@@ -26,7 +26,7 @@ def serving(env: Any, address: str | None = None, **options: Any) -> Iterator[st
     Yields:
         The address for clients.
     """
-    from rlmesh_gym.server.env_server import EnvServer  # noqa: PLC0415 - a server costs imports
+    from rlmesh_gym.server.env.server import EnvServer  # noqa: PLC0415 - a server costs imports
 
     with EnvServer(env, address, **options) as server:
         yield server.address
@@ -47,7 +47,7 @@ def serving_model(
     Yields:
         The address for clients.
     """
-    from rlmesh_gym.server.model_server import ModelServer  # noqa: PLC0415
+    from rlmesh_gym.server.model.server import ModelServer  # noqa: PLC0415
 
     with ModelServer(handler, address, **options) as server:
         yield server.address

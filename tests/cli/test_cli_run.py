@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import rlmesh_gym as rg
-from rlmesh_gym.runtime import records
-from rlmesh_gym.runtime.records import EpisodeJournal, read_episodes
-from rlmesh_gym.runtime.report_files import read_report
+from rlmesh_gym.runtime.report import records
+from rlmesh_gym.runtime.report.records import EpisodeJournal, read_episodes
+from rlmesh_gym.runtime.report.report_files import read_report
 from tests.cli.conftest import Outcome, address_of, started
 from tests.fake_envs import BlockingEnv, CountingEnv, FailingEnv
 from tests.peers import env_endpoint, model_endpoint

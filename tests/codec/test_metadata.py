@@ -26,7 +26,7 @@ from rlmesh_gym.codec import (
     encode_meta_map,
     encode_meta_value,
 )
-from rlmesh_gym.codec.limits import MAX_META_DEPTH
+from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.errors import CodecError
 from tests import strategies
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym._proto.spaces.v1 import spaces_pb2, types_pb2
 from rlmesh_gym.codec import UnrestrictedText, decode_space, encode_env_spec, encode_space
-from rlmesh_gym.codec.limits import MAX_SPACE_DEPTH
+from rlmesh_gym.codec.spaces.limits import MAX_SPACE_DEPTH
 from rlmesh_gym.errors import CodecError, UnsupportedSpaceError
 from tests import strategies
 from tests.catalogue import (

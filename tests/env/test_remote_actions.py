@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
-from rlmesh_gym.env.actions import ActionReader
+from rlmesh_gym.env.drive.actions import ActionReader
 from rlmesh_gym.errors import ActionError, ActionTypeError
 from rlmesh_gym.server import EnvServer
 from tests.env.comparison import equal

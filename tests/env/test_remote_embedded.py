@@ -21,7 +21,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
-from rlmesh_gym.env.embedded import EmbeddedServer
+from rlmesh_gym.env.open.embedded import EmbeddedServer
 from rlmesh_gym.errors import ConfigurationError, ForkedError, UnavailableError
 from rlmesh_gym.server import EnvServer
 from tests.env.comparison import compare

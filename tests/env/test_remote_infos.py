@@ -12,14 +12,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
 from rlmesh_gym.codec import SpaceCodec, encode_meta_map
 from rlmesh_gym.env import ConformanceWarning, RemoteVectorEnv
-from rlmesh_gym.env.conformance import ConformanceLog
-from rlmesh_gym.env.endpoint import StepReply
-from rlmesh_gym.env.infos import BatchedInfos, LaneInfos, read_infos
-from rlmesh_gym.env.joining import join
-from rlmesh_gym.env.samples import read_sample
+from rlmesh_gym.env.drive.endpoint import StepReply
+from rlmesh_gym.env.reading.conformance import ConformanceLog
+from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos, read_infos
+from rlmesh_gym.env.reading.joining import join
+from rlmesh_gym.env.reading.samples import read_sample
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server import EnvServer
-from rlmesh_gym.server.lane_vector import LaneVector
+from rlmesh_gym.server.env.lane_vector import LaneVector
 from tests.env.comparison import equal
 from tests.env.local_session import batched
 from tests.fake_envs import CountingEnv, InfoVarietyEnv

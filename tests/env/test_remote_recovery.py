@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
+import rlmesh_gym.env.drive.recovery
 import rlmesh_gym.env.vector_env
 from rlmesh_gym.env import RemoteVectorEnv
 from rlmesh_gym.errors import (
@@ -44,7 +45,7 @@ class Pair:
         self.shaky = LocalSource(partial(make, 2))
         sources = [self.steady, self.shaky]
         monkeypatch.setattr(rlmesh_gym.env.vector_env, "find_sources", lambda **_: sources)
-        monkeypatch.setattr(rlmesh_gym.env.recovery, "_FIRST_PAUSE", 0.001)
+        monkeypatch.setattr(rlmesh_gym.env.drive.recovery, "_FIRST_PAUSE", 0.001)
         self.envs = RemoteVectorEnv(autoreset_mode=mode, **options)
 
     @property

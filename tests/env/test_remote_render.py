@@ -13,7 +13,7 @@ from PIL import Image
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
-from rlmesh_gym.env.frames import FrameReader
+from rlmesh_gym.env.reading.frames import FrameReader
 from rlmesh_gym.errors import EnvError, ProtocolError
 from rlmesh_gym.server import EnvServer
 from tests.fake_envs import CountingEnv

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmesh_gym.policy import RemotePolicy
-from rlmesh_gym.policy.ensemble import EXPONENTIAL_DECAY
+from rlmesh_gym.policy.planning.ensemble import EXPONENTIAL_DECAY
 from rlmesh_gym.server import ModelHandler, ModelServer, PredictFrames
 from tests.policy.served_models import (
     LocalLanes,

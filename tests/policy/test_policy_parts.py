@@ -11,12 +11,12 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.policy.delay import DelayEstimate
 from rlmesh_gym.policy.episodes import LocalEpisodes, TrackedEpisodes
 from rlmesh_gym.policy.evictions import EpisodeEvictions
 from rlmesh_gym.policy.history import ObservationHistory
-from rlmesh_gym.policy.prefetch import PrefetchedPlans
-from rlmesh_gym.policy.schedule import PlanSchedule
+from rlmesh_gym.policy.planning.delay import DelayEstimate
+from rlmesh_gym.policy.planning.prefetch import PrefetchedPlans
+from rlmesh_gym.policy.planning.schedule import PlanSchedule
 from rlmesh_gym.policy.stats import PolicyStats
 from tests.policy.served_models import ScriptedLanes
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rlmesh_gym.runtime import RuntimeReport, TelemetrySnapshot
-    from rlmesh_gym.runtime.protocols import Episode, HistoryRows
-    from rlmesh_gym.runtime.rows import Rows
+    from rlmesh_gym.runtime.ends.protocols import Episode, HistoryRows
+    from rlmesh_gym.runtime.ends.rows import Rows
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from gymnasium.utils.env_checker import data_equivalence
 
 from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
 from rlmesh_gym.errors import CodecError, StateError
-from rlmesh_gym.runtime.final_infos import final_info_of
-from rlmesh_gym.runtime.rows import RowFormat, Rows, RowStore, gather
+from rlmesh_gym.runtime.ends.final_infos import final_info_of
+from rlmesh_gym.runtime.ends.rows import RowFormat, Rows, RowStore, gather
 from tests.catalogue import SPACE_IDS, SPACES
 
 ORDERS: tuple[list[int], ...] = ([0, 1, 2, 3, 4], [3], [4, 0, 2], [1, 1, 0], [])

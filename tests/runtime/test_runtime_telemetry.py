@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_gym.runtime import RuntimeLimits, TelemetrySnapshot, run
-from rlmesh_gym.runtime.bottleneck import TimeShares
+from rlmesh_gym.runtime.report.bottleneck import TimeShares
 from rlmesh_gym.runtime.telemetry import (
     ENV_RESET,
     ENV_STEP,

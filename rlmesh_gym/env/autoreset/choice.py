@@ -14,7 +14,7 @@ from rlmesh_gym.errors import AutoresetError, ConfigurationError
 
 if TYPE_CHECKING:
     from rlmesh_gym.env.autoreset.conversion import Conversion
-    from rlmesh_gym.env.endpoint import Endpoint
+    from rlmesh_gym.env.drive.endpoint import Endpoint
 
 __all__ = ["as_autoreset_mode", "choose_conversion"]
 

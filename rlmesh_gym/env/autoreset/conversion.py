@@ -5,16 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlmesh_gym.env.infos import BatchedInfos
-from rlmesh_gym.env.resets import check_resettable, reset_lanes, reset_whole
+from rlmesh_gym.env.drive.resets import check_resettable, reset_lanes, reset_whole
+from rlmesh_gym.env.reading.infos import BatchedInfos
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from rlmesh_gym.codec import Leaves
-    from rlmesh_gym.env.batch import Batch
-    from rlmesh_gym.env.endpoint import Endpoint, StepReply
-    from rlmesh_gym.env.exchange import Exchange, InfoRows
+    from rlmesh_gym.env.drive.batch import Batch
+    from rlmesh_gym.env.drive.endpoint import Endpoint, StepReply
+    from rlmesh_gym.env.drive.exchange import Exchange, InfoRows
     from rlmesh_gym.rpc import Pending
 
 __all__ = ["Conversion", "sent"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlmesh_gym.env.autoreset.conversion import Conversion
-from rlmesh_gym.env.resets import check_resettable, reset_lanes
+from rlmesh_gym.env.drive.resets import check_resettable, reset_lanes
 from rlmesh_gym.errors import ProtocolError
 from rlmesh_gym.lanes import any_true
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rlmesh_gym.codec import Leaves
-    from rlmesh_gym.env.batch import Batch
-    from rlmesh_gym.env.endpoint import Endpoint, StepReply
-    from rlmesh_gym.env.exchange import Exchange
+    from rlmesh_gym.env.drive.batch import Batch
+    from rlmesh_gym.env.drive.endpoint import Endpoint, StepReply
+    from rlmesh_gym.env.drive.exchange import Exchange
 
 __all__ = ["HeldFirstObservation"]
 

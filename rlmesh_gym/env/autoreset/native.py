@@ -11,8 +11,8 @@ from rlmesh_gym.lanes import any_true, mint_episode_id
 
 if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
-    from rlmesh_gym.env.batch import Batch
-    from rlmesh_gym.env.exchange import Exchange
+    from rlmesh_gym.env.drive.batch import Batch
+    from rlmesh_gym.env.drive.exchange import Exchange
 
 __all__ = ["NativeDisabled", "NativeNextStep", "NativeSameStep"]
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlmesh_gym.env.autoreset.conversion import Conversion, sent
-from rlmesh_gym.env.resets import reset_lanes
+from rlmesh_gym.env.drive.resets import reset_lanes
 from rlmesh_gym.errors import Error
 from rlmesh_gym.lanes import any_true
 
 if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
-    from rlmesh_gym.env.batch import Batch
-    from rlmesh_gym.env.endpoint import Endpoint
-    from rlmesh_gym.env.exchange import Exchange
+    from rlmesh_gym.env.drive.batch import Batch
+    from rlmesh_gym.env.drive.endpoint import Endpoint
+    from rlmesh_gym.env.drive.exchange import Exchange
 
 __all__ = ["NextStepByLanes"]
 

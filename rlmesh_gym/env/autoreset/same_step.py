@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.env.autoreset.conversion import Conversion
-from rlmesh_gym.env.resets import reset_lanes
+from rlmesh_gym.env.drive.resets import reset_lanes
 
 if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
-    from rlmesh_gym.env.batch import Batch
-    from rlmesh_gym.env.exchange import Exchange
+    from rlmesh_gym.env.drive.batch import Batch
+    from rlmesh_gym.env.drive.exchange import Exchange
 
 __all__ = ["SameStepByReset"]
 

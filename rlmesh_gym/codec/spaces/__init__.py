@@ -1,0 +1,1 @@
+"""Spaces and their values: one compiled codec per space."""

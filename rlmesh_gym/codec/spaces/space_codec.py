@@ -1,0 +1,243 @@
+"""Values of one space: as nested Gymnasium values, as flat arrays, and as messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import spaces
+
+from rlmesh_gym._proto.spaces.v1 import value_pb2
+from rlmesh_gym.codec.spaces.allocator import LARGE_ROW_BYTES, keep_large_blocks
+from rlmesh_gym.codec.spaces.leaves import compile_leaf
+from rlmesh_gym.codec.spaces.space_encoding import encode_space
+from rlmesh_gym.codec.spaces.structure import compile_structure
+from rlmesh_gym.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from rlmesh_gym._proto.spaces.v1 import spaces_pb2
+
+__all__ = ["Leaves", "SpaceCodec"]
+
+Leaves = list["NDArray[Any]"]
+"""One array per fundamental space in pre-order, rows first: shape ``(n, *leaf.shape)``, the leaf's
+own dtype. A Text leaf is an object array of ``str``, shape ``(n,)``; so every row operation is
+numpy indexing."""
+
+
+class SpaceCodec:
+    """The codec of a *single* space, compiled once; stateless afterwards, so threads may share it.
+
+    A value passes through three forms: *nested* (what Gymnasium's vector environments take and
+    return), *leaves* (see ``Leaves``) and the *message*.
+
+    Attributes:
+        space: The space given.
+        spec: Its description for the wire; not to be changed.
+        paths: Path of each leaf.
+    """
+
+    space: spaces.Space[Any]
+    spec: spaces_pb2.SpaceSpec
+    paths: tuple[str, ...]
+
+    def __init__(self, space: spaces.Space[Any], path: str = "$") -> None:
+        """Compile.
+
+        Args:
+            space: Space of one lane.
+            path: Prefix of the paths in errors, such as ``"action"``.
+
+        Raises:
+            UnsupportedSpaceError: The space, or one inside it, has no form on the wire.
+        """
+        self.space = space
+        self.spec = encode_space(space, path)  # refuses all that has no wire form
+        found: list[tuple[str, spaces.Space[Any]]] = []
+        self._structure = compile_structure(space, path, found)
+        self._leaves = tuple(compile_leaf(child, where) for where, child in found)
+        self._is_leaf = not isinstance(space, (spaces.Dict, spaces.Tuple))
+        self._path = path
+        if any(leaf.row_bytes >= LARGE_ROW_BYTES for leaf in self._leaves):
+            keep_large_blocks()
+        self.paths = tuple(where for where, _ in found)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.space})"
+
+    def __reduce__(self) -> tuple[type[SpaceCodec], tuple[spaces.Space[Any], str]]:
+        return SpaceCodec, (self.space, self._path)  # compiled anew: the checks are closures
+
+    # Leaves and messages
+
+    def encode(self, leaves: Leaves, num_rows: int) -> value_pb2.SpaceValue:
+        """Return the message of ``num_rows`` rows; it shares no memory with the leaves.
+
+        Raises:
+            CodecError: Not the leaves of this space, or text that is not Unicode.
+        """
+        self._check_count(leaves)
+        pairs = zip(self._leaves, leaves, strict=True)
+        return value_pb2.SpaceValue(leaves=[leaf.encode(rows, num_rows) for leaf, rows in pairs])
+
+    def buffers(self, leaves: Leaves, num_rows: int) -> list[bytes | memoryview]:
+        """Return what stands in the message, leaf by leaf, for those who encode it themselves.
+
+        Views share the leaves' memory where that already has the wire's layout.
+
+        Raises:
+            CodecError: As for ``encode``.
+        """
+        self._check_count(leaves)
+        pairs = zip(self._leaves, leaves, strict=True)
+        return [leaf.buffer(rows, num_rows) for leaf, rows in pairs]
+
+    def decode(self, value: value_pb2.SpaceValue, num_rows: int) -> Leaves:
+        """Return the leaves of a message as new, writable, C-contiguous arrays.
+
+        Args:
+            value: Any message; nothing in it is trusted.
+            num_rows: Rows that it must hold.
+
+        Raises:
+            CodecError: Another number of leaves or rows, or bytes that do not fit.
+        """
+        data = value.leaves
+        self._check_count(data)
+        pairs = zip(self._leaves, data, strict=True)
+        return [leaf.decode(part, num_rows) for leaf, part in pairs]
+
+    def decode_into(
+        self, value: value_pb2.SpaceValue, out: Leaves, start: int, num_rows: int
+    ) -> None:
+        """Write the rows of a message over rows ``start`` to ``start + num_rows`` of ``out``.
+
+        Fixed-size leaves are copied once, without a temporary.
+
+        Args:
+            value: Any message; nothing in it is trusted.
+            out: Leaves of this space with enough rows.
+            start: First row to overwrite.
+            num_rows: Rows that the message must hold.
+
+        Raises:
+            CodecError: As for ``decode``; leaves before the one at fault are overwritten then.
+        """
+        data = value.leaves
+        self._check_count(data)
+        self._check_count(out)
+        for leaf, part, rows in zip(self._leaves, data, out, strict=True):
+            target = rows[start : start + num_rows]
+            leaf.check_rows(target, num_rows)
+            leaf.decode_into(part, target)
+
+    def empty(self, num_rows: int) -> Leaves:
+        """Return ``num_rows`` rows of zeros and empty strings."""
+        return [leaf.empty(num_rows) for leaf in self._leaves]
+
+    # Nested values and leaves
+
+    def flatten(self, batch: Any, num_rows: int) -> Leaves:
+        """Take apart a batch in Gymnasium's vector form, the structure of ``batch_space``.
+
+        An array of the right dtype, shape and layout is returned as it is, not copied; all else
+        is cast: an integer or bool leaf takes only values that it holds exactly (``1.0`` but not
+        ``1.5``), a floating leaf takes every number. Keys that a Dict does not declare are dropped.
+
+        Args:
+            batch: Arrays of shape ``(num_rows, *shape)`` in dicts and tuples; for Text, a tuple of
+                ``num_rows`` str.
+            num_rows: Rows that it must have.
+
+        Raises:
+            CodecError: Missing keys, other shapes or number of rows, values that do not fit.
+        """
+        parts: list[Any] = []
+        self._structure.split(batch, parts)
+        pairs = zip(self._leaves, parts, strict=True)
+        return [leaf.batch(part, num_rows) for leaf, part in pairs]
+
+    def unflatten(self, leaves: Leaves, num_rows: int) -> Any:
+        """Return leaves in Gymnasium's vector form; the arrays are the leaves themselves.
+
+        Raises:
+            CodecError: Not leaves of this space with ``num_rows`` rows.
+        """
+        self._check_count(leaves)
+        if self._is_leaf:
+            self._leaves[0].check_rows(leaves[0], num_rows)
+            return self._leaves[0].unbatch(leaves[0])
+        parts = []
+        for leaf, rows in zip(self._leaves, leaves, strict=True):
+            leaf.check_rows(rows, num_rows)
+            parts.append(leaf.unbatch(rows))
+        return self._structure.join(iter(parts))
+
+    def flatten_rows(self, samples: Sequence[Any]) -> Leaves:
+        """Stack single samples, one per lane, into new leaves.
+
+        Looser than ``flatten``, since environments return what they like: axes of length one may be
+        missing or too many (``[3]`` for a Discrete, ``(1, 3)`` for ``(3,)``).
+
+        Raises:
+            CodecError: A sample does not fit the space.
+        """
+        if self._is_leaf:
+            return [self._leaves[0].stack(samples)]
+        columns: list[list[Any]] = [[] for _ in self._leaves]
+        for sample in samples:
+            parts: list[Any] = []
+            self._structure.split(sample, parts)
+            for column, part in zip(columns, parts, strict=True):
+                column.append(part)
+        return [leaf.stack(column) for leaf, column in zip(self._leaves, columns, strict=True)]
+
+    def flatten_row(self, sample: Any) -> Leaves:
+        """Return one sample as leaves with one row; see ``flatten_rows``."""
+        return self.flatten_rows([sample])
+
+    def unflatten_row(self, leaves: Leaves, row: int) -> Any:
+        """Return one lane's sample as ``space.sample()`` would give it.
+
+        A Discrete is a numpy integer, other arrays are copies, Text is a ``str``.
+        """
+        self._check_count(leaves)
+        pairs = zip(self._leaves, leaves, strict=True)
+        return self._structure.join(iter([leaf.sample(rows, row) for leaf, rows in pairs]))
+
+    # Checks
+
+    def out_of_domain(self, leaves: Leaves) -> list[tuple[int, str, str]]:
+        """Find values that are never legal: outside a Discrete or MultiDiscrete, or NaN.
+
+        Returns:
+            ``(row, path, detail)``, at most one per row and leaf; empty when all is well.
+        """
+        found = []
+        for leaf, rows in zip(self._leaves, leaves, strict=True):
+            if leaf.domain is not None:
+                found += [(row, leaf.path, detail) for row, detail in leaf.domain(rows)]
+        return found
+
+    def out_of_bounds(self, leaves: Leaves) -> list[tuple[int, str, str]]:
+        """Find values that the space does not declare, though an environment may take them.
+
+        These are values outside a Box range, MultiBinary values other than 0 and 1, and Text that
+        is too short, too long or of other characters.
+
+        Returns:
+            As ``out_of_domain``; NaN is left to that.
+        """
+        found = []
+        for leaf, rows in zip(self._leaves, leaves, strict=True):
+            if leaf.bounds is not None:
+                found += [(row, leaf.path, detail) for row, detail in leaf.bounds(rows)]
+        return found
+
+    def _check_count(self, leaves: Sequence[Any]) -> None:
+        if len(leaves) != len(self._leaves):
+            message = f"expected {len(self._leaves)} leaves, got {len(leaves)}"
+            raise CodecError(message, path=self._path)

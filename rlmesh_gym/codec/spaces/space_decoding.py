@@ -1,0 +1,219 @@
+"""``SpaceSpec`` messages to Gymnasium spaces.
+
+Nothing in a message is trusted: what Gymnasium would refuse, or what no message could carry a value
+of, is a ``CodecError`` before memory is spent on it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlmesh_gym._proto.spaces.v1 import spaces_pb2, types_pb2
+from rlmesh_gym.codec.spaces.dtypes import data_type_name, decode_dtype, wire_dtype
+from rlmesh_gym.codec.spaces.limits import MAX_MESSAGE_BYTES, MAX_SPACE_DEPTH
+from rlmesh_gym.codec.spaces.text import UnrestrictedText
+from rlmesh_gym.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["decode_space"]
+
+# Gymnasium sorts the keys of a plain dict unless told otherwise, which it can be since 1.4.
+_CAN_KEEP_ORDER = "sort_keys" in inspect.signature(spaces.Dict.__init__).parameters
+
+_MAX_RANK = 31  # numpy 1.x stops at 32 axes, and a batch has one more
+
+
+def decode_space(spec: spaces_pb2.SpaceSpec, path: str = "$") -> spaces.Space[Any]:
+    """Build the space that a message describes.
+
+    Args:
+        spec: The description.
+        path: Where the space stands; prefix of the paths in errors.
+
+    Returns:
+        A new, unseeded space. Dict keys are in the order of the message. A Text without charset
+        becomes an ``UnrestrictedText``, which accepts every character.
+
+    Raises:
+        CodecError: No kind or dtype set, bounds missing or of the wrong length, shapes that are
+            negative or too large for any message, empty ranges, duplicate keys, nesting too deep.
+    """
+    return _Decoder().decode(spec, path, 0)
+
+
+class _Decoder:
+    """One decoding run; counts the bytes of a row, since each must fit in a message."""
+
+    def __init__(self) -> None:
+        self._row_bytes = 0
+
+    def decode(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:
+        kind = spec.WhichOneof("spec")
+        if kind is None:
+            raise CodecError("the space has no kind", path=path)
+        if kind in ("dict", "tuple") and depth >= MAX_SPACE_DEPTH:
+            message = f"nested more than {MAX_SPACE_DEPTH} levels deep"
+            raise CodecError(message, path=path)
+        build: Callable[[spaces_pb2.SpaceSpec, str, int], spaces.Space[Any]]
+        build = getattr(self, f"_{kind}")
+        try:
+            return build(spec, path, depth)
+        except CodecError:
+            raise
+        except (AssertionError, OverflowError, TypeError, ValueError) as error:
+            # What Gymnasium's own constructors refuse, such as low above high or NaN bounds.
+            raise CodecError(f"not a valid {kind} space: {error}", path=path) from error
+
+    def _box(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:  # noqa: ARG002
+        dtype = decode_dtype(spec.dtype, path)
+        shape = self._shape(spec, dtype.itemsize, path)
+        low, high = _bounds(spec.box, shape, dtype, path)
+        space = spaces.Box(low, high, shape, dtype)  # type: ignore[arg-type,unused-ignore]
+        if dtype == np.int64:
+            # Box(-inf, inf, dtype=int64) comes as the full range. Sampling that uniformly
+            # overflows in Gymnasium; marked as unbounded it samples as the original does.
+            info = np.iinfo(dtype)
+            space.bounded_below &= space.low != info.min
+            space.bounded_above &= space.high != info.max
+        return space
+
+    def _discrete(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:  # noqa: ARG002
+        self._expect(spec, types_pb2.DATA_TYPE_INT64, path, scalar=True)
+        n, start = spec.discrete.n, spec.discrete.start
+        if n < 1 or start + n - 1 > np.iinfo(np.int64).max:
+            raise CodecError(f"expected a range in int64, got n={n}, start={start}", path=path)
+        return spaces.Discrete(n, start=start)
+
+    def _multi_binary(
+        self,
+        spec: spaces_pb2.SpaceSpec,
+        path: str,
+        depth: int,  # noqa: ARG002
+    ) -> spaces.Space[Any]:
+        self._expect(spec, types_pb2.DATA_TYPE_UINT8, path)
+        shape = self._shape(spec, 1, path)
+        # MultiBinary(5) and MultiBinary((5,)) have equal values but do not compare equal.
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+
+    def _multi_discrete(
+        self,
+        spec: spaces_pb2.SpaceSpec,
+        path: str,
+        depth: int,  # noqa: ARG002
+    ) -> spaces.Space[Any]:
+        self._expect(spec, types_pb2.DATA_TYPE_INT64, path)
+        shape = self._shape(spec, 8, path)
+        nvec: NDArray[np.int64] = np.array(spec.multi_discrete.nvec, dtype=np.int64)
+        if nvec.size != math.prod(shape):
+            expected = f"{math.prod(shape)} entries in nvec for shape {shape}"
+            message = f"expected {expected}, got {nvec.size}"
+            raise CodecError(message, path=path)
+        return spaces.MultiDiscrete(nvec.reshape(shape))
+
+    def _text(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:  # noqa: ARG002
+        self._expect(spec, types_pb2.DATA_TYPE_UINT8, path, scalar=True)
+        text = spec.text
+        self._count(max(text.min_length, 0), f"min_length {text.min_length}", path)
+        if not text.charset:
+            return UnrestrictedText(text.max_length, min_length=text.min_length)
+        charset = "".join(sorted(set(text.charset)))
+        return spaces.Text(text.max_length, min_length=text.min_length, charset=charset)
+
+    def _dict(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:
+        keys, children = list(spec.dict.keys), spec.dict.spaces
+        if len(keys) != len(children):
+            message = f"expected one space per key, got {len(keys)} keys and {len(children)} spaces"
+            raise CodecError(message, path=path)
+        if len(set(keys)) != len(keys):
+            twice = next(key for index, key in enumerate(keys) if key in keys[:index])
+            raise CodecError(f"the key {twice!r} stands twice", path=path)
+        members = {
+            key: self.decode(child, f"{path}.{key}", depth + 1)
+            for key, child in zip(keys, children, strict=True)
+        }
+        if _CAN_KEEP_ORDER:
+            return spaces.Dict(members, sort_keys=False)
+        return spaces.Dict(OrderedDict(members))
+
+    def _tuple(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:
+        members = enumerate(spec.tuple.spaces)
+        return spaces.Tuple(
+            [self.decode(child, f"{path}[{index}]", depth + 1) for index, child in members]
+        )
+
+    def _shape(self, spec: spaces_pb2.SpaceSpec, itemsize: int, path: str) -> tuple[int, ...]:
+        shape = tuple(spec.shape)
+        if len(shape) > _MAX_RANK:
+            raise CodecError(f"expected at most {_MAX_RANK} axes, got {len(shape)}", path=path)
+        if any(length < 0 for length in shape):
+            raise CodecError(f"expected a shape, got {shape}", path=path)
+        # Without its zeros: numpy refuses (0, 2**62) although it has no elements.
+        self._count(itemsize * math.prod(length or 1 for length in shape), f"shape {shape}", path)
+        return shape
+
+    def _count(self, num_bytes: int, what: str, path: str) -> None:
+        self._row_bytes += num_bytes
+        if self._row_bytes > MAX_MESSAGE_BYTES:
+            message = f"with {what}, one row takes more than {MAX_MESSAGE_BYTES} bytes"
+            raise CodecError(message, path=path)
+
+    @staticmethod
+    def _expect(
+        spec: spaces_pb2.SpaceSpec,
+        data_type: types_pb2.DataType.ValueType,
+        path: str,
+        *,
+        scalar: bool = False,
+    ) -> None:
+        if spec.dtype != data_type:
+            message = f"expected {data_type_name(data_type)}, got {data_type_name(spec.dtype)}"
+            raise CodecError(message, path=path)
+        if scalar and spec.shape:
+            raise CodecError(f"expected no shape, got {tuple(spec.shape)}", path=path)
+
+
+def _bounds(
+    box: spaces_pb2.BoxSpec, shape: tuple[int, ...], dtype: np.dtype[Any], path: str
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    kind = box.WhichOneof("bounds")
+    if kind == "uniform":
+        low = _bound(box.uniform.low, 1, dtype, f"{path}.low")[0]
+        high = _bound(box.uniform.high, 1, dtype, f"{path}.high")[0]
+        return np.full(shape, low, dtype), np.full(shape, high, dtype)
+    if kind == "elementwise":
+        size = math.prod(shape)
+        low = _bound(box.elementwise.low, size, dtype, f"{path}.low").reshape(shape)
+        high = _bound(box.elementwise.high, size, dtype, f"{path}.high").reshape(shape)
+        return low, high
+    if kind == "unbounded" and box.unbounded:
+        low, high = _widest(dtype)
+        return np.full(shape, low, dtype), np.full(shape, high, dtype)
+    raise CodecError("the box has no bounds", path=path)
+
+
+def _bound(data: bytes, size: int, dtype: np.dtype[Any], path: str) -> NDArray[Any]:
+    if len(data) != size * dtype.itemsize:
+        message = f"expected {size * dtype.itemsize} bytes ({size} {dtype}), got {len(data)}"
+        raise CodecError(message, path=path)
+    if dtype.kind == "b":
+        truth: NDArray[np.bool_] = np.frombuffer(data, np.uint8) != 0
+        return truth
+    return np.frombuffer(data, wire_dtype(dtype)).astype(dtype)
+
+
+def _widest(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    if dtype.kind == "b":
+        return False, True
+    return np.iinfo(dtype).min, np.iinfo(dtype).max

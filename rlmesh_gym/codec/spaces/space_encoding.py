@@ -1,0 +1,174 @@
+"""Gymnasium spaces to ``SpaceSpec`` messages.
+
+A ``Dict`` keeps the key order in which it is declared: that order is the order of the leaves.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlmesh_gym._proto.spaces.v1 import spaces_pb2, types_pb2
+from rlmesh_gym.codec.spaces.cast import describe
+from rlmesh_gym.codec.spaces.dtypes import encode_dtype, wire_dtype
+from rlmesh_gym.codec.spaces.limits import MAX_SPACE_DEPTH
+from rlmesh_gym.codec.spaces.text import wire_charset
+from rlmesh_gym.errors import UnsupportedSpaceError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["encode_space"]
+
+
+def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceSpec:
+    """Describe a space for the wire.
+
+    The released ``rlmesh`` 0.1.0 has a form for all of these too, but its clients refuse a Box
+    without axes or without elements, a Text that may be empty, and the empty string as a Dict key.
+
+    Args:
+        space: Box, Discrete, MultiBinary, MultiDiscrete, Text, or a Dict or Tuple of these.
+        path: Where the space stands; prefix of the paths in errors.
+
+    Returns:
+        A new message. Bounds are little-endian bytes; the dtype of Discrete and MultiDiscrete is
+        always INT64, that of MultiBinary UINT8.
+
+    Raises:
+        UnsupportedSpaceError: The space, or one inside it, has no form on the wire: Graph,
+            Sequence, OneOf, custom spaces, ``longdouble``, a MultiDiscrete with a start other
+            than 0, Dict keys that are not strings.
+    """
+    spec = spaces_pb2.SpaceSpec()
+    _fill(space, spec, path, 0)
+    return spec
+
+
+@singledispatch
+def _fill(space: object, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:  # noqa: ARG001
+    """Describe ``space`` in ``spec``; one registered function per class of space."""
+    name = type(space).__name__
+    if not isinstance(space, spaces.Space):
+        raise UnsupportedSpaceError(f"expected a gymnasium space, got a {name}", path=path)
+    message = (
+        f"a {name} space has no form on the wire, which knows Box, Discrete, MultiBinary, "
+        "MultiDiscrete, Text, Dict and Tuple"
+    )
+    raise UnsupportedSpaceError(message, path=path)
+
+
+@_fill.register(spaces.Box)
+def _box(space: spaces.Box[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:  # noqa: ARG001
+    spec.shape.extend(space.shape)
+    spec.dtype = encode_dtype(space.dtype, path)
+    low, high = space.low, space.high
+    if space.dtype.kind == "f" and np.isneginf(low).all() and np.isposinf(high).all():
+        spec.box.unbounded = True  # also without elements, of which all is true
+        return
+    all_low, all_high = _wire_bytes(low), _wire_bytes(high)
+    # Equal bytes count, not equal numbers: -0.0 next to 0.0 would come back changed.
+    first_low, first_high = all_low[: low.itemsize], all_high[: high.itemsize]
+    if low.size and first_low * low.size == all_low and first_high * high.size == all_high:
+        spec.box.uniform.low = first_low
+        spec.box.uniform.high = first_high
+    else:
+        spec.box.elementwise.low = all_low
+        spec.box.elementwise.high = all_high
+
+
+def _wire_bytes(array: NDArray[Any]) -> bytes:
+    return array.astype(wire_dtype(array.dtype)).tobytes()
+
+
+@_fill.register(spaces.Discrete)
+def _discrete(
+    space: spaces.Discrete[Any],
+    spec: spaces_pb2.SpaceSpec,
+    path: str,  # noqa: ARG001
+    depth: int,  # noqa: ARG001
+) -> None:
+    spec.dtype = types_pb2.DATA_TYPE_INT64
+    spec.discrete.n = int(space.n)
+    spec.discrete.start = int(space.start)
+
+
+@_fill.register(spaces.MultiBinary)
+def _multi_binary(
+    space: spaces.MultiBinary,
+    spec: spaces_pb2.SpaceSpec,
+    path: str,  # noqa: ARG001
+    depth: int,  # noqa: ARG001
+) -> None:
+    spec.shape.extend(space.shape)
+    spec.dtype = types_pb2.DATA_TYPE_UINT8
+    spec.multi_binary.SetInParent()
+
+
+@_fill.register(spaces.MultiDiscrete)
+def _multi_discrete(
+    space: spaces.MultiDiscrete[Any],
+    spec: spaces_pb2.SpaceSpec,
+    path: str,
+    depth: int,  # noqa: ARG001
+) -> None:
+    if np.any(space.start):
+        message = (
+            f"a MultiDiscrete with start {space.start.tolist()} has no form on the wire; "
+            "let it start at 0 and add the offset in the environment"
+        )
+        raise UnsupportedSpaceError(message, path=path)
+    spec.shape.extend(space.shape)
+    spec.dtype = types_pb2.DATA_TYPE_INT64
+    spec.multi_discrete.SetInParent()
+    spec.multi_discrete.nvec.extend(space.nvec.ravel().tolist())
+
+
+@_fill.register(spaces.Text)
+def _text(space: spaces.Text, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:  # noqa: ARG001
+    spec.dtype = types_pb2.DATA_TYPE_UINT8
+    spec.text.SetInParent()
+    spec.text.min_length = space.min_length
+    spec.text.max_length = space.max_length
+    if not space.character_set and space.max_length > 0:
+        message = "a Text without characters has no form on the wire: an empty charset means any"
+        raise UnsupportedSpaceError(message, path=path)
+    try:
+        spec.text.charset = wire_charset(space)
+    except ValueError as error:  # UnicodeEncodeError is one
+        raise UnsupportedSpaceError(
+            f"the charset is not Unicode text: {error}", path=path
+        ) from None
+
+
+@_fill.register(spaces.Dict)
+def _dict(space: spaces.Dict, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:
+    _check_depth(path, depth)
+    spec.dict.SetInParent()
+    for key, child in space.spaces.items():
+        if not isinstance(key, str):
+            message = f"expected str keys in a Dict, got {describe(key)}"
+            raise UnsupportedSpaceError(message, path=path)
+        try:
+            spec.dict.keys.append(key)
+        except ValueError as error:
+            message = f"the Dict key {key!r} is not Unicode text: {error}"
+            raise UnsupportedSpaceError(message, path=path) from None
+        _fill(child, spec.dict.spaces.add(), f"{path}.{key}", depth + 1)
+
+
+@_fill.register(spaces.Tuple)
+def _tuple(space: spaces.Tuple[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:
+    _check_depth(path, depth)
+    spec.tuple.SetInParent()
+    for index, child in enumerate(space.spaces):
+        _fill(child, spec.tuple.spaces.add(), f"{path}[{index}]", depth + 1)
+
+
+def _check_depth(path: str, depth: int) -> None:
+    if depth >= MAX_SPACE_DEPTH:
+        message = f"nested more than {MAX_SPACE_DEPTH} levels deep"
+        raise UnsupportedSpaceError(message, path=path)

@@ -1,0 +1,1 @@
+"""The lane engine: all endpoints of one vector, driven as one."""

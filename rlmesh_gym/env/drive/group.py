@@ -1,0 +1,391 @@
+"""All endpoints of one vector, driven as one: everybody is sent to first, then all are awaited."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.codec import SpaceCodec
+from rlmesh_gym.env.autoreset import choose_conversion
+from rlmesh_gym.env.drive.batch import Batch
+from rlmesh_gym.env.drive.endpoint import Endpoint
+from rlmesh_gym.env.drive.exchange import Call, Run, is_final
+from rlmesh_gym.env.drive.readiness import check_observed, check_steppable
+from rlmesh_gym.env.drive.recovery import INTERRUPTED, Recovery
+from rlmesh_gym.env.reading.frames import FrameReader
+from rlmesh_gym.errors import (
+    ClosedError,
+    DeadlineError,
+    EnvError,
+    Error,
+    ForkedError,
+    NoPendingCallError,
+    PendingCallError,
+    RemoteError,
+)
+from rlmesh_gym.lanes import EpisodeLog, LaneTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from rlmesh_gym.codec import Leaves
+    from rlmesh_gym.env.autoreset import Conversion
+    from rlmesh_gym.env.drive.exchange import Exchange, InfoRows
+    from rlmesh_gym.env.open.sources import Source
+    from rlmesh_gym.rpc import EnvSession, Timeouts
+
+__all__ = ["EndpointGroup"]
+
+
+class EndpointGroup:
+    """The lanes of several endpoints as one vector, in leaves rather than Gymnasium's forms.
+
+    Args:
+        sources: Where the endpoints come from.
+        sessions: Open sessions with them, in that order; owned by this object.
+        autoreset_mode: Mode that the user sees.
+        timeouts: Of every kind of call.
+        max_episode_steps: Length at which the client truncates; None for no limit.
+        recovery: What to do about lost endpoints; None raises.
+        episodes_kept: Size of the episode log.
+
+    Attributes:
+        num_envs: Lanes in total.
+        codec: Codec of the single observation space.
+        action_codec: Codec of the single action space.
+        table: The lane table.
+        log: Episodes that are over.
+        pending: Name of the call that its caller has yet to wait for, None without one. Set by
+            whoever leaves the waiting to a later call.
+
+    Raises:
+        AutoresetError: An endpoint cannot serve the mode.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        sessions: Sequence[EnvSession],
+        *,
+        autoreset_mode: AutoresetMode,
+        timeouts: Timeouts,
+        max_episode_steps: int | None = None,
+        recovery: Recovery | None = None,
+        episodes_kept: int | None = 1000,
+    ) -> None:
+        contract = sessions[0].contract
+        self.mode = autoreset_mode
+        self.timeouts = timeouts
+        self.num_envs = sum(session.contract.num_envs for session in sessions)
+        self.codec = SpaceCodec(contract.single_observation_space)
+        self.action_codec = SpaceCodec(contract.single_action_space)
+        self.table = LaneTable(self.num_envs)
+        self.log = EpisodeLog(episodes_kept)
+        self.endpoints: list[Endpoint] = []
+        self.conversions: list[Conversion] = []
+        self.pending: str | None = None
+        self._call: Call | None = None
+        self._recovery = recovery
+        self._once = Recovery(patience=0.0)
+        self._frames = FrameReader()
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._rolls = autoreset_mode is AutoresetMode.NEXT_STEP
+        self._is_same_step = autoreset_mode is AutoresetMode.SAME_STEP
+        start = 0
+        for source, session in zip(sources, sessions, strict=True):
+            endpoint = Endpoint(
+                source,
+                session,
+                start,
+                codec=self.codec,
+                action_codec=self.action_codec,
+                table=self.table,
+                log=self.log,
+                max_episode_steps=max_episode_steps,
+            )
+            self.endpoints.append(endpoint)
+            self.conversions.append(choose_conversion(endpoint, autoreset_mode))
+            start += endpoint.num_envs
+
+    @property
+    def ignored_actions(self) -> NDArray[np.bool_] | None:
+        """Lanes whose next action is not used; None where all are."""
+        return self.table.ended if self._rolls else None
+
+    def check_ready(self, operation: str) -> None:
+        """Check that a call may begin.
+
+        Raises:
+            ClosedError: After ``close``.
+            ForkedError: In a forked child.
+            PendingCallError: Another call is in flight.
+        """
+        if self._is_closed:
+            raise ClosedError(f"{operation}: the environment was closed")
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"{operation}: the environment was made in another process, and its connections "
+                "do not survive a fork; make it here, or start the process with 'spawn'"
+            )
+        if self.pending is not None:
+            raise PendingCallError(
+                f"{operation}: a {self.pending} is in flight; call {self.pending}_wait() first",
+                name=self.pending,
+            )
+
+    # Steps
+
+    def prepare_step(self) -> None:
+        """Take in what was late, and check that every lane can be stepped.
+
+        Raises:
+            DeadlineError: A call that was late before is still not over.
+            ResetNeededError: Some lane has no episode and none begins by itself.
+        """
+        self._take_in_late(self.timeouts.step)
+        check_steppable(
+            self.table,
+            self.endpoints,
+            rolls=self._rolls,
+            restarts=self._recovery is not None,
+        )
+
+    def start_step(self, actions: Leaves, buffers: Leaves | None = None) -> None:
+        """Send a step of all lanes.
+
+        Args:
+            actions: One row per lane, checked.
+            buffers: Where observations go; new ones where None.
+        """
+        batch = Batch(self.codec, self.num_envs, buffers)
+        call = Call("step", batch)
+        if len(self.endpoints) == 1 and not self.endpoints[0].is_lost:
+            call.runs.append(Run(self.endpoints[0], self.conversions[0].step(actions, batch)))
+        else:
+            for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
+                rows = [leaf[endpoint.rows] for leaf in actions]
+                recovery = self._recovery
+                if endpoint.is_lost and recovery is not None:
+                    if endpoint.is_loss_told:
+                        exchange: Exchange = recovery.begin_anew(endpoint, batch)
+                    else:
+                        exchange = recovery.report(endpoint, batch, begin_anew=self._is_same_step)
+                else:
+                    exchange = conversion.step(rows, batch)
+                call.runs.append(Run(endpoint, exchange))
+        self._begin(call)
+
+    # Resets
+
+    def start_reset(
+        self,
+        seeds: Sequence[int | None],
+        mask: NDArray[np.bool_] | None,
+        options: Mapping[str, Any] | None,
+        buffers: Leaves | None = None,
+    ) -> None:
+        """Send a reset.
+
+        Args:
+            seeds: One per lane; those of lanes outside the mask are not used.
+            mask: Lanes to reset; None for all.
+            options: For the environments.
+            buffers: Where observations go; new ones where None.
+
+        Raises:
+            ResetNeededError: A lane outside the mask has no observation yet.
+            DeadlineError: A call that was late before is still not over; nothing was sent.
+        """
+        self._take_in_late(self.timeouts.reset)
+        if mask is not None:
+            check_observed(self.endpoints, mask)
+        batch = Batch(self.codec, self.num_envs, buffers)
+        call = Call("reset", batch)
+        for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
+            chosen = None if mask is None else np.flatnonzero(mask[endpoint.rows]).tolist()
+            if chosen is not None and len(chosen) < endpoint.num_envs:
+                batch.put_rows(endpoint.rows, endpoint.last.rows())
+            if chosen == []:
+                continue
+            indices = range(endpoint.num_envs) if chosen is None else chosen
+            own_seeds = [seeds[endpoint.start + index] for index in indices]
+            conversion.check_reset(indices, own_seeds, options)
+            if endpoint.is_lost and len(indices) == endpoint.num_envs:
+                conversion.forget()
+                exchange: Exchange = (self._recovery or self._once).begin_anew(
+                    endpoint, batch, own_seeds, options
+                )
+            else:
+                exchange = conversion.reset(indices, own_seeds, options, batch)
+            call.runs.append(Run(endpoint, exchange, indices))
+        self._begin(call)
+
+    # Frames
+
+    def render(self) -> list[NDArray[np.uint8] | None]:
+        """Return one frame per lane, None for lanes that cannot be rendered.
+
+        Raises:
+            RemoteError: An endpoint failed; if its session has ended, it counts as lost.
+        """
+        frames: list[NDArray[np.uint8] | None] = []
+        for endpoint in self.endpoints:
+            try:
+                frames += self._frames.fetch(endpoint, self.timeouts.render)
+            except RemoteError as error:  # noqa: PERF203 - endpoint by endpoint
+                if self._once.covers(error) and is_final(error):
+                    self._lose(endpoint)
+                    endpoint.is_loss_told = False
+                raise
+        return frames
+
+    # Calls
+
+    def _begin(self, call: Call) -> None:
+        # A lost endpoint blocks until it is back; the others are sent to before that.
+        runs = call.runs
+        if len(runs) > 1:
+            runs = sorted(runs, key=lambda run: run.endpoint.is_lost)
+        self._call = call
+        for run in runs:
+            run.begin()
+            error = run.error
+            is_request = error is not None and not isinstance(error, RemoteError)
+            if error is not None and is_request and not call.is_waiting:
+                self._call = None
+                raise error  # A wrong request; nothing is in flight.
+
+    def finish(self, timeout: float | None) -> tuple[Batch, list[tuple[Endpoint, InfoRows]]]:
+        """Wait for the call that was begun last.
+
+        Args:
+            timeout: Seconds; None waits for ever.
+
+        Returns:
+            The filled batch, and the infos of each endpoint that took part.
+
+        Raises:
+            DeadlineError: Not in time; the rest of the call is done by the next one.
+            RemoteError: An endpoint failed.
+        """
+        call = self._call
+        if call is None and self._is_closed:
+            raise ClosedError("the environment was closed before the answer came")
+        if call is None:
+            raise NoPendingCallError("nothing is in flight", name=str(self.pending))
+        self.pending = None
+        call.finish(timeout)
+        try:
+            self._settle(call)
+        except Error:
+            self._call = None
+            raise
+        self._call = None
+        return call.batch, [(run.endpoint, run.infos) for run in call.runs]
+
+    def _take_in_late(self, timeout: float | None) -> None:
+        """End the last call first, where it came too late or was interrupted."""
+        call = self._call
+        if call is None:
+            return
+        try:
+            call.finish(timeout)
+        except DeadlineError as error:
+            raise DeadlineError(
+                f"the {call.name} before this call is still under way: {error}; nothing new was "
+                "sent",
+                operation=call.name,
+            ) from error
+        for run in call.runs:
+            if run.is_torn or (run.error is not None and is_final(run.error)):
+                self._lose(run.endpoint)
+                run.endpoint.is_loss_told = False
+        self._call = None
+
+    def _settle(self, call: Call) -> None:
+        """Deal with the runs that failed."""
+        failed = [(run, run.error) for run in call.runs if run.error is not None]
+        recoverable: list[Run] = []
+        first: Error | None = None
+        for run, error in failed:
+            cut_off: list[str] = []
+            if is_final(error):
+                was_lost = run.endpoint.is_lost
+                cut_off = self._lose(run.endpoint)
+                if self._recovery is not None and not was_lost and self._recovery.covers(error):
+                    recoverable.append(run)
+                    continue
+            if isinstance(error, EnvError):
+                self._complete(error, run.endpoint, cut_off)
+            first = first or error
+        if first is not None:
+            raise first
+        for run in recoverable:
+            call.runs[call.runs.index(run)] = self._recover(call, run)
+
+    def _lose(self, endpoint: Endpoint) -> list[str]:
+        self.conversions[self.endpoints.index(endpoint)].forget()
+        return endpoint.lose()
+
+    def _complete(self, error: EnvError, endpoint: Endpoint, cut_off: Sequence[str]) -> None:
+        """Say in the vector's terms which lanes and episodes an error is about."""
+        if not error.interrupted_episodes:
+            error.interrupted_episodes = tuple(cut_off)
+        if len(self.endpoints) > 1:
+            indices = error.lanes or range(endpoint.num_envs)
+            error.lanes = tuple(endpoint.start + index for index in indices)
+
+    def _recover(self, call: Call, lost: Run) -> Run:
+        """Stand in for a run whose endpoint was lost during the call."""
+        recovery = self._recovery or self._once
+        endpoint = lost.endpoint
+        if call.name == "reset":
+            exchange: Exchange = recovery.begin_anew(endpoint, call.batch)
+        else:
+            exchange = recovery.report(endpoint, call.batch, begin_anew=self._is_same_step)
+        again = Call("reset", call.batch)
+        run = Run(endpoint, exchange)
+        again.runs.append(run)
+        run.begin()
+        again.finish(self.timeouts.reset)
+        if run.error is not None:
+            raise run.error
+        if call.name == "reset" and isinstance(run.infos, list):
+            # Lanes that nobody asked to reset have begun anew as well.
+            cut_off = [index for index in range(endpoint.num_envs) if index not in lost.indices]
+            run.infos += [(index, {INTERRUPTED: True}) for index in cut_off]
+        return run
+
+    def close(self, timeout: float | None = None) -> None:
+        """End all sessions and embedded servers, side by side; may be called again.
+
+        Args:
+            timeout: Seconds that an embedded server gets for closing its environments;
+                ``timeouts.close`` where None.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._call = None
+        self.pending = None
+        if os.getpid() != self._pid:
+            return  # The sessions belong to the parent.
+        limit = self.timeouts.close if timeout is None else timeout
+        if len(self.endpoints) == 1:
+            self.endpoints[0].close(limit)
+            return
+        threads = [
+            threading.Thread(target=endpoint.close, args=(limit,), daemon=True)
+            for endpoint in self.endpoints
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,174 @@
+"""``on_failure="restart"``: what becomes of the lanes of an endpoint that was lost.
+
+Nothing is made up: the lanes are truncated where they were last seen, with reward 0 and
+``infos["interrupted"]``, and go on with new episodes in a new session.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.env.drive.resets import reset_lanes, reset_whole
+from rlmesh_gym.errors import (
+    ConfigurationError,
+    DeadlineError,
+    EnvError,
+    Error,
+    ProtocolError,
+    SessionRefusedError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from rlmesh_gym.env.drive.batch import Batch
+    from rlmesh_gym.env.drive.endpoint import Endpoint
+    from rlmesh_gym.env.drive.exchange import Exchange
+    from rlmesh_gym.rpc import Pending
+
+__all__ = ["INTERRUPTED", "Recovery"]
+
+INTERRUPTED = "interrupted"
+"""Info key, True for lanes whose episode was cut off by the loss of their endpoint."""
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Opens lost sessions again.
+
+    Args:
+        patience: Seconds to go on trying; 0 tries once.
+        slot_patience: Seconds to wait for a server that is there to see that the lost session is
+            over; it takes no other one until then.
+
+    Raises:
+        ConfigurationError: ``patience`` is no number of seconds.
+    """
+
+    def __init__(self, patience: float = 60.0, slot_patience: float = 10.0) -> None:
+        given: object = patience
+        if not isinstance(given, (int, float)) or not given >= 0:
+            raise ConfigurationError(f"restart_patience must be seconds, got {patience!r}")
+        self._patience = patience
+        self._slot_patience = max(patience, slot_patience)
+
+    def covers(self, error: Error) -> bool:
+        """Whether a lost endpoint is what the error tells of.
+
+        A deadline is none: the endpoint may only be slow, and the request is still under way.
+        """
+        return isinstance(error, (UnavailableError, EnvError))
+
+    def report(self, endpoint: Endpoint, batch: Batch, *, begin_anew: bool) -> Exchange:
+        """Tell the user that the endpoint's lanes are truncated.
+
+        Args:
+            endpoint: Already marked as lost.
+            batch: Gets the last real observations, reward 0, ``truncated``.
+            begin_anew: SAME_STEP: open the new session now and return its first observations, the
+                last real ones as ``final_obs``.
+        """
+        lanes = endpoint.rows
+        endpoint.is_loss_told = True
+        batch.put_rows(lanes, endpoint.last.rows())
+        batch.rewards[lanes] = 0.0
+        batch.terminations[lanes] = False
+        batch.truncations[lanes] = True
+        _logger.warning(
+            "%s was lost; its lanes %s are truncated", endpoint.address, list(endpoint.lanes)
+        )
+        if not begin_anew:
+            return [(index, {INTERRUPTED: True}) for index in range(endpoint.num_envs)]
+        final = [
+            {"final_obs": batch.sample(lane), "final_info": {INTERRUPTED: True}}
+            for lane in endpoint.lanes
+        ]
+        first = dict((yield from self.begin_anew(endpoint, batch)))
+        rows: list[tuple[int, dict[str, Any]]] = []
+        for index in range(endpoint.num_envs):
+            rows.append((index, final[index]))
+            rows.append((index, {**first.get(index, {}), INTERRUPTED: True}))
+        return rows
+
+    def begin_anew(
+        self,
+        endpoint: Endpoint,
+        batch: Batch,
+        seeds: Sequence[int | None] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Generator[Pending[Any], Any, list[tuple[int, dict[str, Any]]]]:
+        """Open a new session, with growing pauses in between, and reset all lanes.
+
+        Blocks while there is nobody to connect to. A reset is sent again where it failed for want
+        of a connection; unlike a step it may be.
+
+        Args:
+            endpoint: Its session is replaced.
+            batch: Gets the first observations.
+            seeds: One per lane, None for lanes without.
+            options: For the environments.
+
+        Raises:
+            UnavailableError: Nobody came back in time.
+            ConfigurationError: Somebody else did, with another environment.
+        """
+        begun = time.monotonic()
+        pause = _FIRST_PAUSE
+        given = [seed for seed in seeds if seed is not None]
+        uniform = len(given) in (0, endpoint.num_envs)
+        while True:
+            try:
+                self._reconnect(endpoint)
+                if uniform:
+                    infos = yield from reset_whole(endpoint, batch, given, options)
+                    break
+                endpoint.is_lost = False  # Seeds for some lanes only: two requests.
+                by_index = yield from reset_lanes(
+                    endpoint, range(endpoint.num_envs), batch, seeds, options
+                )
+                return sorted(by_index.items())
+            except (UnavailableError, DeadlineError) as error:
+                # A deadline here is one of connecting; answers are waited for elsewhere.
+                endpoint.is_lost = True
+                refused = isinstance(error, SessionRefusedError)
+                patience = self._slot_patience if refused else self._patience
+                if time.monotonic() + pause > begun + patience:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        _logger.info("%s is back", endpoint.address)
+        if infos is None:
+            return []
+        return [(index, infos.row(index)) for index in range(endpoint.num_envs)]
+
+    def _reconnect(self, endpoint: Endpoint) -> None:
+        old, source = endpoint.session, endpoint.source
+        old.close()
+        session = source.open()
+        expected, got = old.contract, session.contract
+        if (expected.num_envs, expected.autoreset_mode) != (got.num_envs, got.autoreset_mode) or (
+            expected.single_observation_space,
+            expected.single_action_space,
+        ) != (got.single_observation_space, got.single_action_space):
+            session.close()
+            raise ConfigurationError(
+                f"{source.label} came back with another environment: expected "
+                f"{expected.num_envs} lanes of {expected.env_id}, {expected.autoreset_mode.value}; "
+                f"got {got.num_envs} of {got.env_id}, {got.autoreset_mode.value}"
+            )
+        if (session.has_partial_reset, session.has_lane_operations) != (
+            old.has_partial_reset,
+            old.has_lane_operations,
+        ):
+            session.close()
+            raise ProtocolError(
+                "came back with other capabilities", endpoint=source.label, operation="handshake"
+            )
+        endpoint.session = session

@@ -1,0 +1,143 @@
+"""Resets of one endpoint: of all its lanes, or of some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.errors import AutoresetError, ConfigurationError, ResetNeededError
+from rlmesh_gym.lanes import are_consecutive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rlmesh_gym.env.drive.batch import Batch
+    from rlmesh_gym.env.drive.endpoint import Endpoint
+    from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos
+    from rlmesh_gym.rpc import Pending
+
+__all__ = ["Resetting", "check_resettable", "reset_lanes", "reset_whole"]
+
+Resetting = Generator["Pending[Any]", Any, "dict[int, dict[str, Any]]"]
+"""A reset under way; returns the infos of the lanes that it reset, by env_index."""
+
+
+def reset_lanes(
+    endpoint: Endpoint,
+    indices: Sequence[int],
+    batch: Batch,
+    seeds: Sequence[int | None] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Resetting:
+    """Reset some lanes, or all; their first observations go to the batch.
+
+    Args:
+        endpoint: Whose lanes; ``check_resettable`` has passed.
+        indices: Their env_indices, ascending.
+        batch: Only the rows of these lanes are written.
+        seeds: One per lane of ``indices``, None for lanes without.
+        options: For the environments.
+    """
+    seeds = [None] * len(indices) if seeds is None else seeds
+    seeded = [position for position, seed in enumerate(seeds) if seed is not None]
+    whole = len(indices) == endpoint.num_envs
+    if whole and len(seeded) in (0, len(seeds)):
+        return (yield from _reset_all(endpoint, batch, seeds if seeded else (), options))
+    unseeded = [position for position, seed in enumerate(seeds) if seed is None]
+    parts = []
+    for positions in (seeded, unseeded):
+        if not positions:
+            continue
+        part = [indices[position] for position in positions]
+        part_seeds = [seeds[position] for position in positions]
+        ids = endpoint.new_ids(len(part))
+        try:
+            pending = endpoint.session.reset(
+                seeds=[seed for seed in part_seeds if seed is not None],
+                options=options,
+                env_indices=part,
+                episode_ids=ids,
+            )
+        except ResetNeededError as error:
+            raise endpoint.gone("reset", error) from error
+        parts.append((part, part_seeds, ids, pending))
+    infos: dict[int, dict[str, Any]] = {}
+    failure: Exception | None = None
+    for part, part_seeds, ids, pending in parts:
+        try:
+            response = yield pending
+        except Exception as error:  # Raised below, after the other part.
+            failure = failure or error
+            continue
+        rows = endpoint.codec.decode(response.observation, len(part))
+        batch.put_rows([endpoint.start + index for index in part], rows)
+        endpoint.begin(part, part_seeds, ids)
+        endpoint.last.keep_rows(part, rows)
+        read = endpoint.read_infos(response.infos, len(part))
+        if read is not None:
+            infos.update((index, read.row(row)) for row, index in enumerate(part))
+    if failure is not None:
+        raise failure
+    return infos
+
+
+def reset_whole(
+    endpoint: Endpoint, batch: Batch, seeds: Sequence[int], options: Mapping[str, Any] | None
+) -> Generator[Pending[Any], Any, LaneInfos | BatchedInfos | None]:
+    """Reset all lanes with one request; see ``reset_lanes``. Also heals a lost endpoint."""
+    ids = endpoint.new_ids(endpoint.num_envs)
+    sent = seeds
+    if not endpoint.session.has_lane_operations and are_consecutive(seeds):
+        # A vector env promises to take one int and spreads it; not all take a list. Lanes do not.
+        sent = seeds[:1]
+    response = yield endpoint.session.reset(seeds=sent, options=options, episode_ids=ids)
+    batch.put(response.observation, endpoint.start, endpoint.num_envs)
+    endpoint.begin(range(endpoint.num_envs), list(seeds) or None, ids)
+    endpoint.last.keep(response.observation)
+    endpoint.is_lost = False
+    endpoint.is_loss_told = True
+    return endpoint.read_infos(response.infos, endpoint.num_envs)
+
+
+def _reset_all(
+    endpoint: Endpoint, batch: Batch, seeds: Sequence[int | None], options: Mapping[str, Any] | None
+) -> Resetting:
+    given = [seed for seed in seeds if seed is not None]
+    read = yield from reset_whole(endpoint, batch, given, options)
+    if read is None:
+        return {}
+    return {index: read.row(index) for index in range(endpoint.num_envs)}
+
+
+def check_resettable(
+    endpoint: Endpoint, indices: Sequence[int], seeds: Sequence[int | None]
+) -> None:
+    """Check that ``reset_lanes`` can do it.
+
+    Raises:
+        AutoresetError: The endpoint cannot reset some lanes alone.
+        ConfigurationError: It cannot reset all lanes with seeds for some.
+        ResetNeededError: It must be reset as a whole first.
+    """
+    lanes = [endpoint.start + index for index in indices]
+    whole = len(indices) == endpoint.num_envs
+    if whole and sum(seed is not None for seed in seeds) in (0, len(seeds)):
+        return
+    if endpoint.is_lost and not whole:
+        raise ResetNeededError(
+            f"reset: {endpoint.address} was lost, so its lanes {list(endpoint.lanes)} must be "
+            f"reset together; got {lanes}"
+        )
+    if endpoint.can_reset_lanes:
+        return
+    if whole:
+        raise ConfigurationError(
+            f"reset: {endpoint.address} cannot reset its lanes one by one (it lacks the "
+            "capabilities 'subset_step' and 'rlmesh_gym.partial_reset'), so they need seeds "
+            f"either all or none; got {list(seeds)} for the lanes {lanes}"
+        )
+    raise AutoresetError(
+        f"reset: {endpoint.address} cannot reset some of its lanes alone (it lacks the "
+        "capabilities 'subset_step' and 'rlmesh_gym.partial_reset'); reset_mask must name all "
+        f"of its lanes {list(endpoint.lanes)} or none, got {lanes}"
+    )

@@ -1,0 +1,1 @@
+"""What comes back beside observations: infos, frames, notes of a server."""

@@ -1,0 +1,79 @@
+"""Rendered frames: asked for lane by lane, decoded from PNG."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from rlmesh_gym._proto.env.v1 import interaction_pb2
+from rlmesh_gym.errors import EnvError, ProtocolError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rlmesh_gym.env.drive.endpoint import Endpoint
+
+__all__ = ["FrameReader"]
+
+_WINDOW = 16
+"""Requests in flight: enough to hide the way, far from what makes servers drop a connection."""
+
+_PLAIN_MODES = {"L", "RGB", "RGBA"}
+
+
+class FrameReader:
+    """Fetches frames, and remembers what it has complained about."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def fetch(self, endpoint: Endpoint, timeout: float | None) -> list[NDArray[np.uint8] | None]:
+        """Return one frame per lane of an endpoint.
+
+        A lane that the endpoint cannot render gives None, with one Python warning per endpoint.
+
+        Raises:
+            RemoteError: The endpoint failed for good.
+        """
+        frames: list[NDArray[np.uint8] | None] = []
+        refused: dict[int, EnvError] = {}
+        for begin in range(0, endpoint.num_envs, _WINDOW):
+            indices = range(begin, min(begin + _WINDOW, endpoint.num_envs))
+            pendings = [endpoint.session.render([index]) for index in indices]
+            for index, pending in zip(indices, pendings, strict=True):
+                try:
+                    frames.append(_decode(pending.result(timeout), endpoint))
+                except EnvError as error:  # noqa: PERF203 - lane by lane
+                    if not error.is_recoverable:
+                        raise
+                    refused[endpoint.start + index] = error
+                    frames.append(None)
+        if refused and endpoint.address not in self._warned:
+            self._warned.add(endpoint.address)
+            reason = next(iter(refused.values()))
+            warnings.warn(
+                f"render: {endpoint.address} cannot render lanes {list(refused)}, their frames are "
+                f"None: {reason}",
+                UserWarning,
+                stacklevel=3,
+            )
+        return frames
+
+
+def _decode(response: Any, endpoint: Endpoint) -> NDArray[np.uint8] | None:
+    if not response.HasField("frame") or response.format != interaction_pb2.RENDER_FORMAT_PNG:
+        return None
+    try:
+        with Image.open(io.BytesIO(response.frame), formats=["PNG"]) as image:
+            plain = image if image.mode in _PLAIN_MODES else image.convert("RGB")
+            return np.array(plain, dtype=np.uint8)
+    except Exception as error:  # Pillow has many for what is no image, or one of absurd size.
+        raise ProtocolError(
+            f"render: the frame is no PNG image: {error}",
+            endpoint=endpoint.address,
+            operation="render",
+        ) from error

@@ -1,0 +1,1 @@
+"""Which lanes get a plan, and what each of them replays."""

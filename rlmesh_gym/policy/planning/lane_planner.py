@@ -1,0 +1,236 @@
+"""Actions for all lanes, step by step: what is replayed, what is asked for, and when.
+
+It works on leaves and knows neither Gymnasium's nesting of values nor where episodes end; it is
+told the latter with every step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlmesh_gym.errors import Error, ModelError
+from rlmesh_gym.policy.planning.chunks import lane_indices
+from rlmesh_gym.policy.planning.delay import DelayEstimate
+from rlmesh_gym.policy.planning.prefetch import PrefetchedPlans
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rlmesh_gym.codec import Leaves
+    from rlmesh_gym.policy.adapter import ModelAdapter
+    from rlmesh_gym.policy.episodes import Boundaries
+    from rlmesh_gym.policy.planning.chunks import ActionChunkReplay, Lanes
+    from rlmesh_gym.policy.planning.ensemble import EnsembleReplay
+    from rlmesh_gym.policy.planning.plan import Plan
+    from rlmesh_gym.policy.planning.schedule import PlanSchedule
+    from rlmesh_gym.policy.stats import PolicyStats
+
+__all__ = ["LanePlanner"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class LanePlanner:
+    """The state of all lanes' plans.
+
+    A step that raises leaves it as it was, but for episodes that began or ended meanwhile: no frame
+    is taken and no step counted, so the same step can be tried again.
+
+    Args:
+        adapter: Asks the model.
+        replay: Holds the frames.
+        schedule: Says which lanes get a plan.
+        filler: Leaves with one row, the action of lanes that are not running.
+        stats: Takes counts and times.
+    """
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        replay: ActionChunkReplay | EnsembleReplay,
+        schedule: PlanSchedule,
+        filler: Leaves,
+        stats: PolicyStats,
+    ) -> None:
+        self._adapter = adapter
+        self._replay = replay
+        self._schedule = schedule
+        self._stats = stats
+        self._filler = [np.repeat(leaf, replay.num_lanes, axis=0) for leaf in filler]
+        self._plan_steps = np.zeros(replay.num_lanes, np.int64)
+        self._ahead = PrefetchedPlans(replay.num_lanes)
+        self._delay = DelayEstimate()
+        self._step = 0
+        self._given_out_ns = 0
+
+    def flush(self, lanes: Lanes = None) -> None:
+        """Drop the plans of lanes, those in flight too; they are planned anew at the next step."""
+        indices = lane_indices(lanes, self._replay.num_lanes)
+        self._replay.flush(indices)
+        touched = np.zeros(self._replay.num_lanes, np.bool_)
+        touched[indices] = True
+        self._stats.dropped_rows += self._ahead.drop_lanes(touched)
+
+    def start_over(self, bounds: Boundaries) -> None:
+        """Plan every lane anew, after a step that was broken off at a place that nobody knows.
+
+        Args:
+            bounds: As for the :meth:`step` that follows.
+        """
+        self._adapter.start_over(bounds)
+        self.flush()
+        if self._adapter.history is not None:
+            self._adapter.history.begin(np.arange(self._replay.num_lanes), self._step)
+
+    def step(self, observations: Leaves, bounds: Boundaries) -> Leaves:
+        """Give every lane its action for these observations.
+
+        Args:
+            observations: Leaves of all lanes.
+            bounds: Which lanes run, and which of them have just begun an episode.
+
+        Returns:
+            Leaves of all lanes, fresh.
+
+        Raises:
+            RemoteError: A plan could not be had.
+        """
+        if self._given_out_ns:
+            self._delay.note_step(time.perf_counter_ns() - self._given_out_ns)
+            self._given_out_ns = 0
+        self._turn(observations, bounds)
+        planned = self._fill(observations, bounds)
+        begun = time.perf_counter()
+        active = bounds.active
+        if active.all():
+            actions = self._replay.pop()
+        else:
+            actions = [leaf.copy() for leaf in self._filler]
+            running = np.flatnonzero(active)
+            for whole, leaf in zip(actions, self._replay.pop(running), strict=True):
+                whole[running] = leaf
+        self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
+        self._stats.steps += 1
+        self._stats.idle_rows += int((~active).sum())
+        self._stats.replayed_rows += int((active & ~planned).sum())
+        if self._schedule.prefetch:
+            self._look_ahead(observations, bounds)
+        self._step += 1
+        self._given_out_ns = time.perf_counter_ns()
+        return actions
+
+    def _turn(self, observations: Leaves, bounds: Boundaries) -> None:
+        """Take in the episodes that ended and began."""
+        if bounds.over:
+            self._adapter.evict(bounds.over)
+        stale = bounds.begun | ~bounds.active
+        if stale.any():
+            self.flush(np.flatnonzero(stale))
+        history = self._adapter.history
+        if history is not None:
+            history.begin(np.flatnonzero(bounds.begun), self._step)
+            history.prune(bounds.active)
+            history.record(self._step, observations)
+
+    def _fill(self, observations: Leaves, bounds: Boundaries) -> NDArray[np.bool_]:
+        """See to it that every running lane has a frame; return those planned for it just now."""
+        planned = np.zeros(self._replay.num_lanes, np.bool_)
+        awaited = self._ahead.lanes()
+        plan = self._ask(observations, bounds, awaited)
+        try:
+            due = self._due(bounds)
+            for early, rows in self._ahead.take(due, arrived=self._schedule.overlaps):
+                self._load_early(early, rows)
+        except BaseException:
+            if plan is not None:
+                plan.give_up()
+            raise
+        self._finish(plan, observations, bounds, planned)
+        # A prefetched plan may have come too late to have a frame left, or have been refused.
+        plan = self._ask(observations, bounds, planned | self._ahead.lanes())
+        self._finish(plan, observations, bounds, planned)
+        return planned
+
+    def _finish(
+        self,
+        plan: Plan | None,
+        observations: Leaves,
+        bounds: Boundaries,
+        planned: NDArray[np.bool_],
+    ) -> None:
+        if plan is None:
+            return
+        try:
+            self._load(plan)
+        except ModelError as error:
+            if not self._adapter.should_split(plan, error):
+                raise
+            self._load(self._adapter.plan(plan.lanes, observations, bounds, self._step))
+        planned[plan.lanes] = True
+
+    def _due(self, bounds: Boundaries) -> NDArray[np.bool_]:
+        return self._schedule.due(bounds.active, self._replay.remaining, self._ages())
+
+    def _ages(self) -> NDArray[np.int64]:
+        return self._step - self._plan_steps
+
+    def _ask(
+        self, observations: Leaves, bounds: Boundaries, barred: NDArray[np.bool_]
+    ) -> Plan | None:
+        due = self._due(bounds) & ~barred
+        if not due.any():
+            return None
+        due |= ~barred & self._schedule.along(bounds.active, self._replay.remaining, self._ages())
+        return self._adapter.plan(np.flatnonzero(due), observations, bounds, self._step)
+
+    def _load(self, plan: Plan) -> None:
+        chunk, counts = plan.chunk()
+        self._adapter.learn(plan)
+        self._delay.note_answer(plan.elapsed_ns)
+        begun = time.perf_counter()
+        self._replay.load(plan.lanes, chunk, counts=counts)
+        self._plan_steps[plan.lanes] = plan.step
+        self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
+
+    def _load_early(self, plan: Plan, rows: NDArray[np.intp]) -> None:
+        is_new = plan.num_frames == 0
+        try:
+            chunk, counts = plan.chunk()
+        except ModelError as error:
+            if not self._adapter.should_split(plan, error):
+                raise
+            return  # Those of its lanes that are due are asked for one by one.
+        if is_new:
+            self._adapter.learn(plan)
+            self._delay.note_answer(plan.elapsed_ns)
+        # Exactly the frames of the steps that the lane has taken since it was seen.
+        passed = self._step - plan.step
+        lanes = plan.lanes[rows]
+        self._replay.load(lanes, [leaf[rows] for leaf in chunk], counts=counts[rows], skip=passed)
+        self._plan_steps[lanes] = plan.step
+        self._stats.dropped_frames += int(np.minimum(passed, counts[rows]).sum())
+
+    def _look_ahead(self, observations: Leaves, bounds: Boundaries) -> None:
+        """Ask for the plans that will be needed by the time their answers are there."""
+        lanes = self._schedule.ahead(
+            bounds.active & ~self._ahead.lanes(),
+            self._replay.remaining,
+            self._ages(),
+            self._delay.frames(self._schedule.horizon),
+        )
+        if not lanes.any():
+            return
+        calls = self._stats.calls
+        try:
+            plan = self._adapter.plan(np.flatnonzero(lanes), observations, bounds, self._step)
+        except Error as error:
+            # This step's actions are good. The plan is asked for again when it is needed, and
+            # raises then if the trouble lasts.
+            _LOGGER.debug("asking ahead failed: %s", error)
+            return
+        self._ahead.add(plan)
+        self._stats.prefetch_calls += self._stats.calls - calls

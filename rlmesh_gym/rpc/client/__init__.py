@@ -1,0 +1,1 @@
+"""A client's sessions: connecting, sending, waiting."""

@@ -1,0 +1,298 @@
+"""What env and model sessions share: a channel to one endpoint, handshake, Join stream."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from rlmesh_gym.errors import (
+    AuthenticationError,
+    ClosedError,
+    Error,
+    ForkedError,
+    UnavailableError,
+)
+from rlmesh_gym.rpc.address import Address, parse_address
+from rlmesh_gym.rpc.client.channel import open_channel, token_metadata
+from rlmesh_gym.rpc.client.diagnosis import is_not_grpc, late_handshake, unreachable, wrong_service
+from rlmesh_gym.rpc.client.stream import JoinStream
+from rlmesh_gym.rpc.config import Timeouts, TLSConfig, resolve_token
+from rlmesh_gym.rpc.handshake import check_handshake, handshake_request
+from rlmesh_gym.rpc.status import error_from_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rlmesh_gym.rpc.client.pending import JoinMethod, Pending
+    from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
+
+__all__ = ["Connection", "Service"]
+
+_logger = logging.getLogger(__name__)
+_BUSY_GRACE_SECONDS = 0.5
+
+_live: weakref.WeakSet[Connection] = weakref.WeakSet()
+_inherited: list[Connection] = []
+_forked_pids: set[int] = set()  # This process, where it was forked after gRPC had been loaded.
+
+
+def _note_fork() -> None:
+    # In a forked child gRPC's threads are gone, and freeing its objects may wait for them for ever.
+    _inherited.extend(_live)
+    _forked_pids.add(os.getpid())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One of the two services, as a client calls it.
+
+    Attributes:
+        kind: ``"env"`` or ``"model"``.
+        package: Full name of the service.
+        other_package: Full name of the other service.
+        messages: Module with the service's unary messages.
+        join: Its Join method.
+    """
+
+    kind: str
+    package: str
+    other_package: str
+    messages: Any
+    join: JoinMethod
+
+
+class Connection:
+    """A channel to one endpoint, with at most one Join stream at a time.
+
+    Owned by a session; closing is idempotent and never raises. Every use in a forked child raises
+    :class:`~rlmesh_gym.errors.ForkedError`.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        address: str,
+        *,
+        token: str | None,
+        tls: TLSLike,
+        timeouts: TimeoutsLike,
+        link: str | None = None,
+    ) -> None:
+        self.address: Address = parse_address(address)
+        self.endpoint = self.address.display
+        self.timeouts = Timeouts.from_value(timeouts)
+        self.stream: JoinStream | None = None
+        self.lock = threading.RLock()
+        self._service = service
+        self._tls = TLSConfig.from_value(tls)
+        token = resolve_token(token)
+        self._metadata = token_metadata(token)
+        self._link = None if link is None else (link, token)
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._request_ids = itertools.count(1)
+        self._channel = open_channel(self.address, self._tls)
+        _live.add(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._is_closed
+
+    def check(self, operation: str) -> None:
+        """Raise unless the connection may be used here and now.
+
+        Raises:
+            ForkedError: In a forked child of the process that connected.
+            ClosedError: After ``close``.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"{operation}: the connection to {self.endpoint} was opened by process {self._pid} "
+                f"and does not survive fork; connect anew in this process (or use spawn)"
+            )
+        if self._is_closed:
+            raise ClosedError(f"{self.endpoint}: {operation}: the session is closed")
+
+    def next_request_id(self) -> str:
+        """Return an id that no other request of this connection has."""
+        return f"{self._service.kind}-{next(self._request_ids)}"
+
+    def handshake(self, component: str, capabilities: Iterable[str] = ()) -> Any:
+        """Shake hands and return the service's own HandshakeResponse.
+
+        Raises:
+            UnavailableError: Nothing listens there, or something that is no gRPC server.
+            DeadlineError: No answer within ``timeouts.connect``.
+            ForkedError: The same in a forked process, where gRPC may not work.
+            AuthenticationError: The token was refused.
+            ProtocolError: Another kind of endpoint, another protocol, no common edition.
+        """
+        self.check("handshake")
+        messages = self._service.messages
+        request = messages.HandshakeRequest(base=handshake_request(component, capabilities))
+        try:
+            response = self._unary("Handshake", request, self.timeouts.connect)
+        except grpc.RpcError as error:
+            raise self._handshake_error(error) from error
+        check_handshake(response.base, self.endpoint)
+        return response
+
+    def shutdown(self, reason: str) -> tuple[bool, str]:
+        """Ask the server to stop; return whether it will, and what it says."""
+        self.check("shutdown")
+        messages = self._service.messages
+        request = messages.ShutdownRequest()
+        request.base.reason = reason
+        try:
+            response = self._unary("Shutdown", request, self.timeouts.connect)
+        except grpc.RpcError as error:
+            raise self._error(error, "shutdown") from error
+        return response.base.accepted, response.base.message
+
+    def open_stream(self) -> JoinStream:
+        """Open a Join stream, on a new channel where the last one was lost, and keep it."""
+        with self.lock:
+            self.check("join")
+            if self.stream is not None:
+                self.stream.cancel()
+                if type(self.stream.error) is UnavailableError:
+                    # A lost channel waits before it connects again; a fresh one tries at once.
+                    self._channel.close()
+                    self._channel = open_channel(self.address, self._tls)
+            self.stream = JoinStream(
+                self._channel,
+                self._service.join,
+                endpoint=self.endpoint,
+                metadata=self._metadata,
+                link=self._link,
+            )
+            return self.stream
+
+    def close(
+        self,
+        farewell: Callable[[JoinStream, float | None], Pending[Any] | None],
+        *,
+        waits_for_work: bool,
+    ) -> None:
+        """Close, bounded by ``timeouts.close``; never raises, and may be called again.
+
+        Args:
+            farewell: Sends last requests, given the seconds that it may take; what it returns is
+                waited for before the stream ends.
+            waits_for_work: Wait out what is at work, unless somebody has waited for it in vain.
+        """
+        if os.getpid() != self._pid:  # Before the lock, which another thread may hold for ever.
+            self._is_closed = True
+            return
+        with self.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        try:
+            if self.stream is not None and self.stream.is_open:
+                self._part(self.stream, farewell, waits_for_work=waits_for_work)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Drop everything without a word to the peer; safe in finalizers and forked children."""
+        self._is_closed = True
+        if os.getpid() != self._pid:
+            return
+        if self.stream is not None:
+            self.stream.cancel()
+        self._channel.close()
+        _live.discard(self)
+
+    def _part(
+        self,
+        stream: JoinStream,
+        farewell: Callable[[JoinStream, float | None], Pending[Any] | None],
+        *,
+        waits_for_work: bool,
+    ) -> None:
+        limit = self.timeouts.close
+        if stream.is_overdue or (stream.outstanding and not waits_for_work):
+            # The peer would answer only after what is at work, and a process that was interrupted
+            # must not hang here.
+            limit = _BUSY_GRACE_SECONDS if limit is None else min(limit, _BUSY_GRACE_SECONDS)
+        deadline = None if limit is None else time.monotonic() + limit
+        try:
+            last = farewell(stream, limit)
+            if last is not None:
+                last.result(_left(deadline))
+            stream.half_close()
+        except Error as error:
+            # The peer is gone, busy or unwilling; there is nobody to say goodbye to.
+            _logger.debug("%s: closing: %s", self.endpoint, error)
+            return
+        stream.wait_ended(_left(deadline))
+
+    def _unary(self, name: str, request: Any, timeout: float | None, package: str = "") -> Any:
+        messages = self._service.messages
+        call = self._channel.unary_unary(
+            f"/{package or self._service.package}/{name}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=getattr(messages, f"{name}Response").FromString,
+        )
+        try:
+            return call(request, timeout=timeout, metadata=self._metadata)
+        except ValueError as error:  # How gRPC says that another thread has closed the channel.
+            raise ClosedError(f"{self.endpoint}: {name}: the session was closed") from error
+
+    def _error(self, error: grpc.RpcError, operation: str) -> Exception:
+        return error_from_status(
+            error.code(),
+            error.details(),
+            endpoint=self.endpoint,
+            operation=operation,
+            kind=self._service.kind,
+        )
+
+    def _handshake_error(self, error: grpc.RpcError) -> Exception:
+        code, details = error.code(), error.details() or ""
+        endpoint, kind = self.endpoint, self._service.kind
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return wrong_service(
+                details, endpoint=endpoint, kind=kind, is_other_kind=self._serves_other_kind()
+            )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and os.getpid() in _forked_pids:
+            return ForkedError(
+                f"{endpoint}: no answer to the handshake. This process was forked from one that "
+                f"uses gRPC, which grpcio {grpc.__version__} may not survive; start workers with "
+                "the spawn method, or upgrade grpcio"
+            )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return late_handshake(self.timeouts.connect, endpoint=endpoint, kind=kind)
+        if is_not_grpc(code, details):
+            return unreachable(self.address, details, kind=kind, uses_tls=self._tls is not None)
+        return self._error(error, "handshake")
+
+    def _serves_other_kind(self) -> bool:
+        # Both services shake hands with the same bytes, so this one's messages will do.
+        messages = self._service.messages
+        request = messages.HandshakeRequest(base=handshake_request(self._service.kind))
+        try:
+            self._unary(
+                "Handshake", request, self.timeouts.connect, package=self._service.other_package
+            )
+        except grpc.RpcError as error:
+            return isinstance(self._error(error, "handshake"), AuthenticationError)
+        return True
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)

@@ -1,0 +1,315 @@
+"""A client's session with one env endpoint."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from rlmesh_gym._proto.env.v1 import interaction_pb2, service_pb2
+from rlmesh_gym.codec import EnvContract, decode_contract, encode_meta_map
+from rlmesh_gym.errors import (
+    CodecError,
+    EnvError,
+    Error,
+    ProtocolError,
+    ResetNeededError,
+    SessionRefusedError,
+)
+from rlmesh_gym.rpc.client.connection import Connection, Service
+from rlmesh_gym.rpc.client.pending import JoinMethod, Pending
+from rlmesh_gym.rpc.client.session import Session
+from rlmesh_gym.rpc.handshake import EDITION, PARTIAL_RESET, SUBSET_STEP
+from rlmesh_gym.rpc.large_answers import parse_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rlmesh_gym._proto.core.v1 import env_contract_pb2
+    from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.rpc.client.stream import JoinStream
+    from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
+
+__all__ = ["EnvSession"]
+
+_CODE_PREFIX = "ENV_ERROR_CODE_"
+_RETRY_SECONDS = 0.02
+_MAX_RETRY_SECONDS = 0.5
+
+
+def _in_band_error(error: interaction_pb2.EnvError, pending: Pending[Any]) -> EnvError:
+    try:
+        code = interaction_pb2.EnvErrorCode.Name(error.code).removeprefix(_CODE_PREFIX)
+    except ValueError:  # A code of a later edition.
+        code = f"UNKNOWN_{error.code}"
+    lanes = f" (env_indices {list(pending.lanes)})" if pending.lanes else ""
+    return EnvError(
+        f"{pending.operation}{lanes}: the environment answered {code}: {error.message}",
+        endpoint=pending.endpoint,
+        operation=pending.operation,
+        code=code,
+        is_recoverable=error.is_recoverable,
+        debug_info=error.debug_info,
+        lanes=pending.lanes,
+        interrupted_episodes=[episode.episode_id for episode in error.interrupted_episodes],
+    )
+
+
+_SERVICE = Service(
+    kind="env",
+    package="rlmesh.env.v1.EnvService",
+    other_package="rlmesh.model.v1.ModelService",
+    messages=service_pb2,
+    join=JoinMethod(
+        path="/rlmesh.env.v1.EnvService/Join",
+        kind="env",
+        parse=interaction_pb2.JoinResponse.FromString,
+        error=_in_band_error,
+    ),
+)
+_RAW_SERVICE = replace(_SERVICE, join=replace(_SERVICE.join, parse=parse_answer))
+
+
+class EnvSession(Session):
+    """A session with one env endpoint; made by :meth:`open`.
+
+    The Join stream is opened with the first request. Requests return at once with a
+    :class:`~rlmesh_gym.rpc.Pending`; they may be made from several threads. After the stream has
+    ended (a lost server, an error that the server could not recover from) everything but a whole
+    ``reset`` raises :class:`~rlmesh_gym.errors.ResetNeededError`, and that ``reset`` opens a new
+    stream.
+
+    Attributes:
+        endpoint: The address, for messages.
+        contract: What the endpoint serves.
+        contract_message: The same as it came.
+        capabilities: What the endpoint says that it can.
+        peer: What the endpoint says about itself.
+        timeouts: For the session's user to wait by.
+    """
+
+    component = "env-client"
+
+    contract: EnvContract
+    contract_message: env_contract_pb2.EnvContract
+
+    def __init__(self, connection: Connection, response: service_pb2.HandshakeResponse) -> None:
+        if not response.HasField("env_contract"):
+            raise ProtocolError(
+                "the handshake came without a contract; the endpoint breaks the protocol",
+                endpoint=connection.endpoint,
+                operation="handshake",
+            )
+        super().__init__(connection, response.base)
+        self.contract_message = response.env_contract
+        try:
+            self.contract = decode_contract(response.env_contract)
+        except CodecError as error:
+            raise ProtocolError(
+                f"the contract cannot be read: {error}",
+                endpoint=connection.endpoint,
+                operation="handshake",
+            ) from error
+
+    @classmethod
+    def open(
+        cls,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: TLSLike = None,
+        timeouts: TimeoutsLike = None,
+        raw_observations: bool = False,
+        link: str | None = None,
+    ) -> EnvSession:
+        """Connect to ``address`` and shake hands. Blocks up to ``timeouts.connect``.
+
+        Args:
+            address: See :func:`~rlmesh_gym.rpc.address.parse_address`.
+            token: What the server asks for, else ``RLMESH_GYM_TOKEN``.
+            tls: See :meth:`~rlmesh_gym.rpc.config.TLSConfig.from_value`.
+            timeouts: See :meth:`~rlmesh_gym.rpc.config.Timeouts.from_value`.
+            raw_observations: Large observations of resets and steps are not parsed: instead of a
+                ``SpaceValue`` they are a :class:`~rlmesh_gym.rpc.large_answers.RawValue`, which a
+                codec decodes with fewer copies.
+            link: Socket path of an embedded server, a shorter way for the Join stream.
+
+        Raises:
+            ConfigurationError: An address or option that cannot work; nothing was opened.
+            UnavailableError: Nothing listens there, or no gRPC server does.
+            DeadlineError: No answer in time.
+            AuthenticationError: The token was refused.
+            ProtocolError: A model endpoint, another protocol, or a contract that cannot be read.
+        """
+        service = _RAW_SERVICE if raw_observations else _SERVICE
+        connection = Connection(
+            service, address, token=token, tls=tls, timeouts=timeouts, link=link
+        )
+        try:
+            return cls(connection, connection.handshake(cls.component))
+        except BaseException:
+            connection.abandon()
+            raise
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "open"
+        return f"<{type(self).__name__} {self.contract.env_id} at {self.endpoint}, {state}>"
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the stream has ended, so that a whole ``reset`` is due."""
+        stream = self._connection.stream
+        return stream is not None and not stream.is_open
+
+    @property
+    def has_lane_operations(self) -> bool:
+        """Whether ``step`` and ``reset`` may name lanes."""
+        return self.capabilities.get(SUBSET_STEP) == "true"
+
+    @property
+    def has_partial_reset(self) -> bool:
+        """Whether ``reset`` may name lanes."""
+        return self.has_lane_operations or self.capabilities.get(PARTIAL_RESET) == "true"
+
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, Any] | None = None,
+        env_indices: Sequence[int] = (),
+        episode_ids: Sequence[str] = (),
+    ) -> Pending[interaction_pb2.ResetResponse]:
+        """Ask for a reset of all lanes, or of those in ``env_indices``.
+
+        Args:
+            seeds: One per lane asked for, or none.
+            options: For the environment; ``None`` is not the same as an empty mapping.
+            env_indices: Lanes, empty for all.
+            episode_ids: Ids of the episodes that begin, one per lane asked for.
+
+        Raises:
+            ResetNeededError: Lanes were named while the whole vector must be reset.
+            CodecError: Options that have no form on the wire.
+        """
+        request = interaction_pb2.JoinRequest()
+        reset = request.reset
+        reset.SetInParent()
+        reset.seeds.extend(seeds)
+        reset.env_indices.extend(env_indices)
+        reset.episode_ids.extend(episode_ids)
+        if options is not None:
+            reset.options.CopyFrom(encode_meta_map(options, path="$.options"))
+        return self._send(request, "reset", env_indices, may_reopen=not len(env_indices))
+
+    def step(
+        self,
+        action: SpaceValue,
+        *,
+        env_indices: Sequence[int] = (),
+        episode_ids: Sequence[str] = (),
+    ) -> Pending[interaction_pb2.StepResponse]:
+        """Ask for a step of all lanes, or of those in ``env_indices``.
+
+        Args:
+            action: One row per lane asked for, in that order.
+            env_indices: Lanes, empty for all.
+            episode_ids: Current ids, one per lane asked for.
+
+        Raises:
+            ResetNeededError: The stream has ended; ``reset`` opens a new one.
+        """
+        request = interaction_pb2.JoinRequest()
+        step = request.step
+        # One copy. Nested constructors make a slow one per level (measured: 3 ms for 2 MB).
+        step.action.CopyFrom(action)
+        if len(env_indices):
+            step.env_indices.extend(env_indices)
+        if len(episode_ids):
+            step.episode_ids.extend(episode_ids)
+        return self._send(request, "step", env_indices)
+
+    def render(self, env_indices: Sequence[int] = ()) -> Pending[interaction_pb2.RenderResponse]:
+        """Ask for a frame of the lane in ``env_indices``, of lane 0 where it is empty.
+
+        Raises:
+            ResetNeededError: The stream has ended; ``reset`` opens a new one.
+        """
+        request = interaction_pb2.JoinRequest()
+        request.render.SetInParent()
+        request.render.env_indices.extend(env_indices)
+        # The server lets all lanes finish before it renders, so this counts as a whole request.
+        return self._send(request, "render")
+
+    def close(self, reason: str = "") -> None:
+        """End the session, within ``timeouts.close``; never raises, and may be called again."""
+        request = interaction_pb2.JoinRequest()
+        request.close.reason = reason or "client close"
+        self._connection.close(
+            lambda stream, limit: stream.send(request, "close", timeout=limit),
+            waits_for_work=False,
+        )
+        self._finalizer.detach()
+
+    def _send(
+        self,
+        request: interaction_pb2.JoinRequest,
+        kind: str,
+        lanes: Sequence[int] = (),
+        *,
+        may_reopen: bool = False,
+    ) -> Pending[Any]:
+        connection = self._connection
+        connection.check(kind)
+        stream = connection.stream
+        if stream is None or not stream.is_open:
+            stream = self._open_stream(kind, may_reopen=may_reopen)
+        return stream.send(
+            request,
+            kind,
+            lanes=tuple(lanes),
+            timeout=cast("float | None", getattr(self.timeouts, kind)),
+        )
+
+    def _open_stream(self, kind: str, *, may_reopen: bool) -> JoinStream:
+        connection = self._connection
+        with connection.lock:
+            stream = connection.stream
+            if stream is None:
+                stream = connection.open_stream()
+                # Not awaited: the first request follows at once, the peer takes them in order.
+                stream.send(_configure(), "configure")
+                return stream
+            if stream.is_open:  # Another thread has opened it meanwhile.
+                return stream
+            if not may_reopen:
+                reason: Error | str = stream.error or "unknown reason"
+                raise ResetNeededError(
+                    f"{kind}: the session with {self.endpoint} has ended; call reset() for a new "
+                    f"one. It ended because: {reason}"
+                ) from stream.error
+            return self._reopen()
+
+    def _reopen(self) -> JoinStream:
+        # The server may need a moment to see that the last session is over, so a refusal is not
+        # final until the connect timeout has passed.
+        limit = self.timeouts.connect
+        deadline = None if limit is None else time.monotonic() + limit
+        pause = _RETRY_SECONDS
+        while True:
+            stream = self._connection.open_stream()
+            left = None if deadline is None else deadline - time.monotonic()
+            try:
+                stream.send(_configure(), "configure").result(left)
+            except SessionRefusedError:
+                if left is not None and left < pause:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, _MAX_RETRY_SECONDS)
+                continue
+            return stream
+
+
+def _configure() -> interaction_pb2.JoinRequest:
+    request = interaction_pb2.JoinRequest()
+    request.configure.selected_workflow_edition = EDITION
+    return request

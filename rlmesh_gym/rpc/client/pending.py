@@ -1,0 +1,210 @@
+"""An answer that is due, and how the answers of a service are told apart."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from rlmesh_gym.errors import DeadlineError, Error, ForkedError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rlmesh_gym.rpc.client.stream import JoinStream
+
+__all__ = ["JoinMethod", "Pending"]
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinMethod:
+    """What a service's Join method is made of.
+
+    Attributes:
+        path: The method's full name, as gRPC calls it.
+        kind: ``"env"`` or ``"model"``.
+        parse: Reads an answer; raises protobuf's ``DecodeError``.
+        error: Turns an in-band error into one of this package's.
+    """
+
+    path: str
+    kind: str
+    parse: Callable[[bytes], Any]
+    error: Callable[[Any, Pending[Any]], Error]
+
+
+class Pending(Generic[M]):
+    """An answer that is due. Made by a session; safe to wait on from any thread.
+
+    Attributes:
+        endpoint: The address, for messages.
+        operation: What was asked, such as ``"step"``.
+        lanes: ``env_indices`` of the request, empty for the whole vector.
+        context: What else the session noted about the request.
+        response: The answer's envelope, with its timings; ``None`` until :meth:`done`.
+        request_id: Names the request on its stream.
+        request_bytes: Size of the encoded request.
+        response_bytes: Size of the encoded answer; 0 until :meth:`done`.
+    """
+
+    __slots__ = (
+        "_done_ns",
+        "_error",
+        "_gate",
+        "_kind",
+        "_method",
+        "_pid",
+        "_sent_ns",
+        "_stream",
+        "context",
+        "endpoint",
+        "lanes",
+        "operation",
+        "request_bytes",
+        "request_id",
+        "response",
+        "response_bytes",
+    )
+
+    def __init__(
+        self,
+        stream: JoinStream,
+        method: JoinMethod,
+        kind: str,
+        *,
+        request_id: str,
+        endpoint: str,
+        operation: str,
+        request_bytes: int = 0,
+        lanes: Sequence[int] = (),
+        context: Any = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.operation = operation
+        self.lanes = lanes
+        self.context = context
+        self.response: Any = None
+        self.request_bytes = request_bytes
+        self.response_bytes = 0
+        self.request_id = request_id
+        self._stream = stream
+        self._method = method
+        self._kind = kind
+        self._error: Error | None = None
+        self._pid = os.getpid()
+        # A bare lock is the cheapest thing to wait on, and a signal can break the wait.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._sent_ns = time.perf_counter_ns()
+        self._done_ns = 0
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Nanoseconds from sending to the answer, or until now."""
+        return (self._done_ns or time.perf_counter_ns()) - self._sent_ns
+
+    def done(self) -> bool:
+        """Return whether :meth:`result` returns, or raises, without waiting."""
+        return self._done_ns != 0
+
+    def result(self, timeout: float | None = None) -> M:
+        """Wait for the answer and return the message of its kind.
+
+        Args:
+            timeout: Seconds; ``None`` waits for ever.
+
+        Raises:
+            DeadlineError: Not in time. The answer may still come: call again, or drop this object.
+            EnvError: The environment, or its server, answered with an error.
+            ModelError: The model, or its server, did.
+            UnavailableError: The connection was lost or the session ended.
+            ProtocolError: The answer is of another kind than the request.
+            ClosedError: The session was closed meanwhile.
+            ForkedError: Called in a forked child.
+        """
+        if not self._done_ns:
+            self.wait(timeout)
+        if self._error is not None:
+            raise copy.copy(self._error)
+        response = self.response
+        kind = response.WhichOneof("kind")
+        if kind == self._kind:
+            return getattr(response, kind)  # type: ignore[no-any-return]
+        if kind == "error":
+            raise self._method.error(response.error, self)
+        raise ProtocolError(
+            f"{self.operation}: expected an answer of kind {self._kind!r}, got {kind!r}; "
+            "the endpoint breaks the protocol",
+            endpoint=self.endpoint,
+            operation=self.operation,
+        )
+
+    def abandon(self, error: Error) -> bool:
+        """Give up on the answer: whoever waits, or calls :meth:`result` later, gets ``error``.
+
+        Safe from any thread. The request stays at work on the other end; its late answer is
+        dropped.
+
+        Returns:
+            False where the answer was already there; nothing changes then.
+        """
+        return self._stream.give_up(self, error)
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait for the answer, or for the failure, without looking at it.
+
+        Raises:
+            DeadlineError: Not in time.
+            ForkedError: Called in a forked child.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"{self.operation}: the answer belongs to the parent process; connect anew here"
+            )
+        limit = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
+        try:
+            is_done = self._gate.acquire(timeout=limit)
+        except BaseException:  # A signal's.
+            self._stream.note_overdue(self)
+            raise
+        if is_done:
+            self._gate.release()
+            return
+        self._stream.note_overdue(self)
+        raise DeadlineError(
+            f"{self.operation}: no answer within {timeout:g} s; the endpoint may still be at work, "
+            f"raise timeouts.{_timeout_field(self.operation)} for slow ones",
+            endpoint=self.endpoint,
+            operation=self.operation,
+        )
+
+    def complete(self, response: Any, size: int) -> None:
+        """Take the answer in; for the stream, which calls it or :meth:`fail` once."""
+        self.response = response
+        self.response_bytes = size
+        self._done_ns = time.perf_counter_ns()
+        self._gate.release()
+
+    def fail(self, error: Error) -> None:
+        """Let :meth:`result` raise copies of ``error``; for the stream."""
+        self._error = error
+        self._done_ns = time.perf_counter_ns()
+        self._gate.release()
+
+
+_TIMEOUT_FIELDS = {
+    "configure": "connect",
+    "resolve_adapter": "resolve",
+    "grouped_predict": "predict",
+    "reset_adapter": "predict",
+    "release_adapter": "close",
+}
+
+
+def _timeout_field(operation: str) -> str:
+    return _TIMEOUT_FIELDS.get(operation, operation)

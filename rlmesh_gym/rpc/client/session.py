@@ -1,0 +1,90 @@
+"""What a client's sessions with both kinds of endpoint have in common."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import TYPE_CHECKING, ClassVar
+
+from rlmesh_gym.rpc.client.connection import Connection
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from rlmesh_gym._proto.core.v1 import handshake_pb2
+    from rlmesh_gym.rpc.config import Timeouts
+
+__all__ = ["Session"]
+
+
+class Session:
+    """A connection whose endpoint has shaken hands.
+
+    Args:
+        connection: The connection, owned by the session from now on.
+        answer: What the endpoint said.
+
+    Attributes:
+        endpoint: The address, for messages.
+        capabilities: What the endpoint says that it can.
+        peer: What the endpoint says about itself.
+        timeouts: For the session's user to wait by.
+    """
+
+    component: ClassVar[str]
+    """This end's role, as the handshake names it."""
+    client_capabilities: ClassVar[tuple[str, ...]] = ()
+    """What this end says that it can."""
+
+    endpoint: str
+    capabilities: dict[str, str]
+    peer: handshake_pb2.PeerInfo
+    timeouts: Timeouts
+
+    def __init__(self, connection: Connection, answer: handshake_pb2.HandshakeResponse) -> None:
+        self.endpoint = connection.endpoint
+        self.timeouts = connection.timeouts
+        self.capabilities = dict(answer.capabilities)
+        self.peer = answer.peer_info
+        self._connection = connection
+        self._finalizer = weakref.finalize(self, Connection.abandon, connection)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "open"
+        return f"<{type(self).__name__} at {self.endpoint}, {state}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._connection.is_closed
+
+    def ping(self) -> float:
+        """Return the seconds that one more handshake takes.
+
+        Raises:
+            RemoteError: The handshake failed.
+        """
+        begun = time.perf_counter()
+        self._connection.handshake(self.component, self.client_capabilities)
+        return time.perf_counter() - begun
+
+    def request_shutdown(self, reason: str = "") -> tuple[bool, str]:
+        """Ask the server to stop; return whether it will, and what it says."""
+        return self._connection.shutdown(reason)
+
+    def close(self, reason: str = "") -> None:
+        """End the session, within ``timeouts.close``; never raises, and may be called again."""
+        raise NotImplementedError

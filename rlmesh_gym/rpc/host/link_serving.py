@@ -1,0 +1,179 @@
+"""The server's end of the links of :mod:`rlmesh_gym.rpc.client.link`."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from rlmesh_gym.errors import Error
+from rlmesh_gym.rpc.client.link import MESSAGE, STATUS, TOKEN, read_frame, send_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["LinkContext", "LinkHost"]
+
+_logger = logging.getLogger(__name__)
+_BUFFER_BYTES = 64 * 1024
+_POLL_SECONDS = 0.01
+_GONE = ("POLLHUP", "POLLERR", "POLLRDHUP")  # Not all systems have all, nor a poll at all.
+
+
+class Join(Protocol):
+    """Serves one call: takes requests, yields answers as bytes."""
+
+    def __call__(self, requests: Iterator[bytes], context: LinkContext) -> Iterator[bytes]:
+        """Serve; an :class:`~rlmesh_gym.errors.Error` with a ``status`` refuses."""
+        ...
+
+
+class LinkContext:
+    """One call over a link, with what is needed of gRPC's context."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] | None = []
+
+    def peer(self) -> str:
+        """Return the client's name."""
+        return "unix:"
+
+    def is_active(self) -> bool:
+        """Return whether the client is still there; also true of what has just gone unnoticed."""
+        if self._callbacks is None:
+            return False
+        poll = select.poll()
+        try:
+            poll.register(self._socket, sum(getattr(select, name, 0) for name in _GONE))
+            return not poll.poll(0)
+        except (OSError, ValueError):  # Closed meanwhile.
+            return False
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Have ``callback`` called when the call is over; False if it is."""
+        with self._lock:
+            if self._callbacks is None:
+                return False
+            self._callbacks.append(callback)
+            return True
+
+    def end(self) -> None:
+        """The call is over."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks or [], None
+        for callback in callbacks:
+            callback()
+
+
+class LinkHost:
+    """Accepts links at one socket path, each served by a daemon thread of its own.
+
+    Args:
+        path: Where to listen; made here, removed by :meth:`stop`.
+        join: Serves a call.
+        token: What clients must present; None for nothing.
+
+    Raises:
+        OSError: The path cannot be bound.
+    """
+
+    def __init__(self, path: str, join: Join, token: bytes | None) -> None:
+        self._path = path
+        self._join = join
+        self._token = b"" if token is None else token
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._is_stopped = False
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(path)
+            os.chmod(path, 0o600)
+            self._listener.listen()
+        except OSError:
+            self._listener.close()
+            raise
+        threading.Thread(target=self._accept, name="rlmesh_gym-links", daemon=True).start()
+
+    def stop(self, grace: float) -> None:
+        """Listen no more, give running calls ``grace`` seconds, then cut them off."""
+        with self._lock:
+            self._is_stopped = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # This ends accept().
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+        deadline = time.monotonic() + grace
+        while self._sockets and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        with self._lock:
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                if self._is_stopped:
+                    sock.close()
+                    return
+                self._sockets.add(sock)
+            threading.Thread(
+                target=self._serve, args=(sock,), name="rlmesh_gym-link", daemon=True
+            ).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        context = LinkContext(sock)
+        stream: Any = sock.makefile("rb", buffering=_BUFFER_BYTES)
+        try:
+            status = self._converse(sock, stream, context)
+            with contextlib.suppress(OSError):
+                send_frame(sock, STATUS, status.encode())
+        finally:
+            context.end()
+            with self._lock:
+                self._sockets.discard(sock)
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            stream.close()
+            sock.close()
+
+    def _converse(self, sock: socket.socket, stream: IO[bytes], context: LinkContext) -> str:
+        """Serve a call; return its status and the status's text."""
+        hello = read_frame(stream)
+        if hello is None or hello[0] != TOKEN or not hmac.compare_digest(hello[1], self._token):
+            return "UNAUTHENTICATED invalid env token"
+        answers = self._join(_requests(stream), context)
+        try:
+            for answer in answers:
+                send_frame(sock, MESSAGE, answer)
+                del answer  # Not kept alive while the client thinks.
+        except OSError as error:
+            _logger.debug("a link was lost: %s", error)
+        except Error as error:
+            return f"{getattr(error, 'status', 'INTERNAL')} {error}"
+        except Exception as error:
+            _logger.exception("a call over a link failed")
+            return f"INTERNAL {type(error).__name__}: {error}"
+        finally:
+            close = getattr(answers, "close", None)
+            if close is not None:
+                close()
+        return "OK "
+
+
+def _requests(stream: IO[bytes]) -> Iterator[bytes]:
+    while (frame := read_frame(stream)) is not None:
+        yield frame[1]

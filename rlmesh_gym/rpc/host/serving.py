@@ -1,0 +1,372 @@
+"""The only gRPC server code: it turns calls into plain callbacks and back."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
+from rlmesh_gym._proto.env.v1 import service_pb2 as env_service_pb2
+from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
+from rlmesh_gym._proto.model.v1 import service_pb2 as model_service_pb2
+from rlmesh_gym.errors import ConfigurationError, Error, StateError
+from rlmesh_gym.rpc.address import parse_bind_address
+from rlmesh_gym.rpc.client.channel import MESSAGE_OPTIONS
+from rlmesh_gym.rpc.config import TLSConfig, resolve_token
+from rlmesh_gym.rpc.host.executor import GrowingExecutor
+from rlmesh_gym.rpc.host.link_serving import LinkContext, LinkHost
+from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from rlmesh_gym.rpc.address import Address
+    from rlmesh_gym.rpc.client.channel import ChannelOptions
+    from rlmesh_gym.rpc.config import TLSLike
+
+__all__ = ["EnvServiceCallbacks", "GrpcHost", "JoinPeer", "ModelServiceCallbacks", "Refused"]
+
+_logger = logging.getLogger(__name__)
+_STOP_SECONDS = 2.0
+_UNREADABLE: Any = object()
+
+
+class Refused(Error):  # noqa: N818 - it is an answer, seldom an error of this process
+    """Raised by a callback to end its call with a gRPC status.
+
+    Attributes:
+        status: Name of the status, such as ``"FAILED_PRECONDITION"``.
+    """
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class EnvServiceCallbacks:
+    """What an env server does.
+
+    All may run on several threads at once.
+
+    Attributes:
+        handshake: Answers with the contract.
+        join: Serves one session: takes the client's requests and yields answers, as messages or as
+            their bytes. The requests end when the client sends no more or is gone; where it is
+            gone while an answer is on its way, the iterator of answers is closed instead, so what
+            must be done belongs into a ``finally``. When the answers end, so does the stream, with
+            status OK.
+        shutdown: Decides on a client's wish to stop the server.
+    """
+
+    handshake: Callable[[env_service_pb2.HandshakeRequest], env_service_pb2.HandshakeResponse]
+    join: Callable[
+        [Iterator[env_pb2.JoinRequest], JoinPeer], Iterable[env_pb2.JoinResponse | bytes]
+    ]
+    shutdown: Callable[[env_service_pb2.ShutdownRequest], env_service_pb2.ShutdownResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServiceCallbacks:
+    """What a model server does; the fields are those of :class:`EnvServiceCallbacks`."""
+
+    handshake: Callable[[model_service_pb2.HandshakeRequest], model_service_pb2.HandshakeResponse]
+    join: Callable[[Iterator[model_pb2.JoinRequest], JoinPeer], Iterable[model_pb2.JoinResponse]]
+    shutdown: Callable[[model_service_pb2.ShutdownRequest], model_service_pb2.ShutdownResponse]
+
+
+class JoinPeer:
+    """The client of one Join call, as a callback sees it.
+
+    Attributes:
+        name: The client's address as gRPC names it, for logs.
+    """
+
+    def __init__(self, context: grpc.ServicerContext | LinkContext) -> None:
+        self.name: str = context.peer()
+        self._context = context
+
+    def is_active(self) -> bool:
+        """Return whether the client is still there; true for a moment after it has gone."""
+        return bool(self._context.is_active())
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the call ends, however it ends; at once if it has ended.
+
+        It runs on one of gRPC's threads and must be quick.
+        """
+        if not self._context.add_callback(callback):
+            callback()
+
+
+class GrpcHost:
+    """A gRPC server for one service at one address.
+
+    Every call runs on a daemon thread of its own, so that a blocked session delays no handshake and
+    no exit of the process.
+
+    Args:
+        service: What to serve.
+        address: See :func:`~rlmesh_gym.rpc.address.parse_bind_address`.
+        token: Ask every client for it; else ``RLMESH_GYM_TOKEN``, else none.
+        tls: Serve with this certificate.
+
+    Raises:
+        ConfigurationError: An address or option that cannot work.
+    """
+
+    def __init__(
+        self,
+        service: EnvServiceCallbacks | ModelServiceCallbacks,
+        address: str | None = None,
+        *,
+        token: str | None = None,
+        tls: TLSLike = None,
+    ) -> None:
+        self._service = service
+        self._is_env = isinstance(service, EnvServiceCallbacks)
+        self._bind = parse_bind_address(address)
+        token = resolve_token(token)
+        self._token = None if token is None else token.encode()
+        self._credentials = _server_credentials(TLSConfig.from_value(tls))
+        self._server: Any = None
+        self._address: str | None = None
+        self._stopped = threading.Event()
+        self._links: list[LinkHost] = []
+        self._finalizer: weakref.finalize[Any, GrpcHost] | None = None
+
+    @property
+    def address(self) -> str | None:
+        """The bound address, ``None`` before :meth:`start`."""
+        return self._address
+
+    def start(self) -> str:
+        """Listen; return the address for clients, ``tcp://host:port`` or ``unix:///path``.
+
+        Raises:
+            ConfigurationError: Something else listens there, or the address cannot be bound.
+            StateError: Started before.
+        """
+        if self._server is not None or self._stopped.is_set():
+            raise StateError("a server starts once; make a new one")
+        claim(self._bind)
+        executor = GrowingExecutor("rlmesh_gym-server")
+        server = grpc.server(executor, handlers=self._handlers(), options=_server_options())
+        bound = self._listen(server)
+        server.start()
+        self._server = server
+        self._address = bound.display
+        running = _Running(server, executor, self._links, bound, os.getpid())
+        self._finalizer = weakref.finalize(self, running.stop, None)
+        return bound.display
+
+    def open_link(self, path: str) -> None:
+        """Serve Join also over a bare Unix socket; see :mod:`rlmesh_gym.rpc.client.link`.
+
+        Args:
+            path: The socket, which must not exist; only this user can connect.
+
+        Raises:
+            OSError: It cannot be bound.
+        """
+        self._links.append(LinkHost(path, self._join_link, self._token))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until :meth:`stop` was called; return whether it was. A signal breaks the wait."""
+        return self._stopped.wait(timeout)
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Stop listening at once, give running calls ``grace`` seconds, then cut them off.
+
+        May be called again, and from any thread but that of a running call. Callbacks that are at
+        work are not waited for.
+        """
+        finalizer, self._finalizer = self._finalizer, None
+        if finalizer is not None:
+            detached = finalizer.detach()
+            if detached is not None:
+                _, stop, _, _ = detached
+                stop(grace)
+        self._stopped.set()
+
+    def _listen(self, server: grpc.Server) -> Address:
+        bind = self._bind
+        try:
+            if self._credentials is None:
+                port = server.add_insecure_port(bind.target)
+            else:
+                port = server.add_secure_port(bind.target, self._credentials)
+        except RuntimeError as error:
+            raise explain_bind_failure(bind, uses_tls=self._credentials is not None) from error
+        if port == 0:  # How older releases of gRPC say that they could not bind.
+            raise explain_bind_failure(bind, uses_tls=self._credentials is not None)
+        return bind.with_port(port) if bind.kind == "tcp" else bind
+
+    def _handlers(self) -> list[grpc.GenericRpcHandler]:
+        service = self._service
+        messages: Any
+        if self._is_env:
+            name, messages = "rlmesh.env.v1.EnvService", env_service_pb2
+        else:
+            name, messages = "rlmesh.model.v1.ModelService", model_service_pb2
+        handlers = grpc.method_handlers_generic_handler(
+            name,
+            {
+                "Handshake": self._unary(service.handshake, messages.HandshakeRequest),
+                "Shutdown": self._unary(service.shutdown, messages.ShutdownRequest),
+                "Join": grpc.stream_stream_rpc_method_handler(
+                    self._join,
+                    request_deserializer=self._parser(),
+                    response_serializer=_serialize,
+                ),
+            },
+        )
+        # As with the released package, model servers answer health checks and env servers do not.
+        return [handlers] if messages is env_service_pb2 else [handlers, _health_handler()]
+
+    def _unary(self, callback: Callable[[Any], Any], request_type: Any) -> Any:
+        def call(data: bytes, context: grpc.ServicerContext) -> Any:
+            self._authenticate(context)
+            try:
+                request = request_type.FromString(data)
+            except Exception:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request cannot be read")
+            if not request.HasField("base"):
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request has no base")
+            try:
+                return callback(request)
+            except Exception as error:
+                _abort(context, error)
+
+        return grpc.unary_unary_rpc_method_handler(
+            call, request_deserializer=None, response_serializer=_serialize
+        )
+
+    def _join(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        self._authenticate(context)
+        # Other clients send nothing until they have seen the response's headers.
+        context.send_initial_metadata(())
+        try:
+            yield from self._service.join(_readable(requests), JoinPeer(context))
+        except Exception as error:
+            _abort(context, error)
+
+    def _join_link(self, requests: Iterator[bytes], context: LinkContext) -> Iterator[bytes]:
+        parsed = _readable(map(self._parser(), requests))
+        for response in self._service.join(parsed, JoinPeer(context)):
+            yield _serialize(response)
+
+    def _parser(self) -> Callable[[bytes], Any]:
+        parse = (env_pb2 if self._is_env else model_pb2).JoinRequest.FromString
+
+        def read(data: bytes) -> Any:
+            # An exception here would be logged by gRPC with a stack trace of its own; garbage is
+            # the client's fault and ends only its own session.
+            try:
+                return parse(data)
+            except Exception:
+                return _UNREADABLE
+
+        return read
+
+    def _authenticate(self, context: grpc.ServicerContext) -> None:
+        if self._token is None:
+            return
+        given = b""
+        for key, value in context.invocation_metadata():
+            if key == "authorization":
+                given = value if isinstance(value, bytes) else value.encode()
+        if not hmac.compare_digest(given, self._token):
+            kind = "env" if self._is_env else "model"
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, f"invalid {kind} token")
+
+
+def _readable(requests: Iterator[Any]) -> Iterator[Any]:
+    try:
+        for request in requests:
+            if request is _UNREADABLE:
+                raise Refused("INVALID_ARGUMENT", "the request cannot be read")
+            yield request
+    except grpc.RpcError:
+        return  # How gRPC says that the client is gone.
+
+
+def _health_handler() -> grpc.GenericRpcHandler:
+    def check(_request: bytes, _context: grpc.ServicerContext) -> bytes:
+        return b"\x08\x01"  # HealthCheckResponse(status=SERVING)
+
+    return grpc.method_handlers_generic_handler(
+        "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(check)}
+    )
+
+
+def _serialize(message: Any) -> bytes:
+    if isinstance(message, bytes):
+        return message
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _abort(context: grpc.ServicerContext, error: Exception) -> None:
+    if isinstance(error, Refused):
+        context.abort(grpc.StatusCode[error.status], str(error))
+    if not context.is_active():
+        return  # The client has gone; its iterator raised for that reason.
+    _logger.error("a call from %s failed", context.peer(), exc_info=error)
+    context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def _server_options() -> ChannelOptions:
+    return [
+        *MESSAGE_OPTIONS,
+        ("grpc.so_reuseport", 0),  # Else two servers share one port and split the clients.
+        # Clients ping idle sessions; by default gRPC takes that for an attack.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ]
+
+
+def _server_credentials(tls: TLSConfig | None) -> grpc.ServerCredentials | None:
+    if tls is None:
+        return None
+    key, chain = tls.read("private_key"), tls.read("certificate_chain")
+    if key is None or chain is None:
+        raise ConfigurationError("tls: a server needs certificate_chain and private_key")
+    roots = tls.read("root_certificates")
+    return grpc.ssl_server_credentials(
+        [(key, chain)], root_certificates=roots, require_client_auth=roots is not None
+    )
+
+
+@dataclass(frozen=True)
+class _Running:
+    """What must be ended of a started host; it does not know the host, whose finalizer it is."""
+
+    server: Any
+    executor: GrowingExecutor
+    links: list[LinkHost]
+    bound: Address
+    pid: int
+
+    def stop(self, grace: float | None) -> None:
+        if os.getpid() != self.pid:
+            return  # A forked child has none of gRPC's threads.
+        # At exit None: with a number gRPC would start a thread, which is too late then.
+        stopped = self.server.stop(grace)
+        for link in self.links:
+            link.stop(grace or 0.0)
+        if grace is not None:
+            stopped.wait(grace + _STOP_SECONDS)
+        self.executor.shutdown()
+        if self.bound.kind == "unix":
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.bound.path)

@@ -1,0 +1,96 @@
+"""A hook that writes every event as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from threading import Lock
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.runtime.hooks.table import OBSERVERS, RuntimeHooks
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
+    from rlmesh_gym.runtime.hooks.events import RuntimeEvent
+    from rlmesh_gym.runtime.report.runtime_report import TelemetrySnapshot
+
+__all__ = ["JsonLinesRecorder"]
+
+
+class JsonLinesRecorder(RuntimeHooks):
+    """Writes events to a file, one JSON object per line, flushed at every episode and at the end.
+
+    Each line has ``time`` (seconds since the Unix epoch), ``event`` and the event's fields;
+    observations and actions are left out. The file is opened at the first event, added to if it is
+    there, and closed with the run.
+
+    Args:
+        path: The file; its directory must exist.
+        only: Names of the events to write; all if omitted. ``step_completed`` is one line per
+            vector step.
+
+    Raises:
+        ConfigurationError: There is no event of such a name.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], only: Iterable[str] | None = None) -> None:
+        self.path = Path(path)
+        chosen = frozenset(OBSERVERS if only is None else only)
+        unknown = sorted(chosen - set(OBSERVERS))
+        if unknown:
+            message = f"no events {unknown}; there are {', '.join(OBSERVERS)}"
+            raise ConfigurationError(message)
+        for name in OBSERVERS:
+            if name not in chosen:
+                # Hidden behind the base class's own method, which the driver never calls.
+                setattr(self, name, MethodType(getattr(RuntimeHooks, name), self))
+        self._file: TextIO | None = None
+        # Telemetry windows come from another thread.
+        self._lock = Lock()
+
+    def close(self) -> None:
+        """Close the file; a later event opens it again."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _write(self, data: dict[str, Any], *, flush: bool = False) -> None:
+        line = json.dumps({"time": time.time(), **data}, allow_nan=False)
+        with self._lock:
+            if self._file is None:
+                self._file = self.path.open("a", encoding="utf-8")
+            self._file.write(line + "\n")
+            if flush:
+                self._file.flush()
+
+    def _record(self, event: RuntimeEvent) -> None:
+        self._write(event.to_dict())
+
+    def _record_and_flush(self, event: RuntimeEvent) -> None:
+        self._write(event.to_dict(), flush=True)
+
+    def _record_and_close(self, event: RuntimeEvent) -> None:
+        self._write(event.to_dict())
+        self.close()
+
+    env_connected = _record
+    model_connected = _record
+    session_started = _record_and_flush
+    episode_started = _record
+    observation_emitted = _record
+    action_received = _record
+    step_completed = _record
+    episode_completed = _record_and_flush
+    log = _record_and_flush
+    session_ended = _record_and_close
+    session_failed = _record_and_close
+
+    def on_telemetry(self, snapshot: TelemetrySnapshot) -> None:
+        """Write the rows of the snapshot."""
+        self._write({"event": "on_telemetry", **snapshot.to_dict()})

@@ -1,0 +1,110 @@
+"""A hook that shows how far a run is, in a terminal or in a notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from rlmesh_gym.runtime.hooks.table import RuntimeHooks
+
+if TYPE_CHECKING:
+    from rlmesh_gym.runtime.hooks import events
+    from rlmesh_gym.runtime.report.runtime_report import TelemetrySnapshot
+
+__all__ = ["ProgressBar"]
+
+
+class ProgressBar(RuntimeHooks):
+    """A tqdm bar over episodes, or over steps where the run has no number of episodes.
+
+    Beside it stand the mean return, the share of successes where the env tells them, the median
+    latencies of the last window, and a call that hangs.
+
+    Args:
+        **options: For ``tqdm``, such as ``disable``, ``file`` or ``leave``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._bar: Any = None
+        self._counts_steps = False
+        self._count = 0
+        self._return = 0.0
+        self._successes = 0
+        self._judged = 0
+        self._latency = ""
+
+    def session_started(self, event: events.SessionStarted) -> None:
+        """Open the bar."""
+        self._counts_steps = event.max_episodes is None
+        self._count = self._successes = self._judged = 0
+        self._return = 0.0
+        self._latency = ""
+        self._bar = tqdm(
+            **{
+                "total": event.max_steps if self._counts_steps else event.max_episodes,
+                "unit": "step" if self._counts_steps else "ep",
+                "desc": event.env_id,
+                "dynamic_ncols": True,
+                **self._options,
+            }
+        )
+
+    def step_completed(self, event: events.StepCompleted) -> None:
+        """Move on where steps are counted."""
+        if self._counts_steps and self._bar is not None:
+            self._bar.update(len(event.lanes))
+
+    def episode_completed(self, event: events.EpisodeCompleted) -> None:
+        """Move on, and take the episode into the means."""
+        episode = event.episode
+        if self._bar is None or episode.interrupted:
+            return
+        self._count += 1
+        self._return += episode.episode_return
+        if episode.success is not None:
+            self._judged += 1
+            self._successes += episode.success
+        self._show()
+        if not self._counts_steps:
+            self._bar.update()
+
+    def on_telemetry(self, snapshot: TelemetrySnapshot) -> None:
+        """Show the latencies of the window, and what hangs."""
+        if self._bar is None or snapshot.horizon != "window":
+            return
+        parts = []
+        for operation, name in (("env.step", "env"), ("model.predict", "model")):
+            row = snapshot.row(operation, "rpc.total")
+            if row is not None:
+                parts.append(f"{name} {row.p50 * 1e3:.1f} ms")
+        if snapshot.pending is not None and snapshot.pending[1] >= snapshot.duration:
+            operation, seconds = snapshot.pending
+            parts.append(f"waiting {seconds:.0f} s for {operation}")
+        self._latency = ", ".join(parts)
+        self._show()
+        self._bar.refresh()
+
+    def _show(self) -> None:
+        parts = [f"return {self._return / self._count:.4g}"] if self._count else []
+        if self._judged:
+            parts.append(f"success {self._successes / self._judged:.0%}")
+        if self._latency:
+            parts.append(self._latency)
+        self._bar.set_postfix_str(", ".join(parts), refresh=False)
+
+    def session_ended(self, event: events.SessionEnded) -> None:
+        """Close the bar."""
+        del event
+        self._close()
+
+    def session_failed(self, event: events.SessionFailed) -> None:
+        """Close the bar."""
+        del event
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

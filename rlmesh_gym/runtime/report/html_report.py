@@ -1,0 +1,272 @@
+"""The report of a run as one page that needs nothing else: no network, no library, no fonts.
+
+Everything that an environment or a model said passes through ``escape``. Should something slip
+through nevertheless, the page's content policy admits its own script only, by hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from datetime import datetime, timezone
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlmesh_gym._version import __version__
+from rlmesh_gym.runtime.report.charts import histogram, series, split_bar
+from rlmesh_gym.runtime.report.html_episodes import episode_section
+from rlmesh_gym.runtime.report.summary import EpisodeStatistics, wilson_interval
+from rlmesh_gym.runtime.report.tables import (
+    escape,
+    format_bytes,
+    format_duration,
+    format_number,
+)
+
+if TYPE_CHECKING:
+    from rlmesh_gym.runtime.report.runtime_report import RuntimeReport, TelemetrySnapshot
+
+__all__ = ["html_report"]
+
+_SIGNIFICANT = 6
+
+_PERCENTILES = ("p50", "p95", "p99")
+_SHARES = (
+    ("env", "environment", "env"),
+    ("wire", "wire", "wire"),
+    ("policy", "policy", "policy"),
+    ("loop", "the loop itself", "loop"),
+)
+_PHASES = (
+    ("endpoint.queue", "queue", "queue"),
+    ("endpoint.decode", "decode", "decode"),
+    ("endpoint.user", "user code", "env"),
+    ("endpoint.adapter", "adapters", "adapter"),
+    ("endpoint.encode", "encode", "encode"),
+)
+
+
+def html_report(report: RuntimeReport) -> str:
+    """Write the page.
+
+    Args:
+        report: Of a finished, failed or interrupted run; any number of episodes.
+
+    Returns:
+        A complete HTML document, to be encoded as UTF-8.
+    """
+    statistics = EpisodeStatistics.of(report.episodes)
+    style = files("rlmesh_gym.runtime.report").joinpath("assets/report.css").read_text("utf-8")
+    script = files("rlmesh_gym.runtime.report").joinpath("assets/report.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    sections = [
+        _heading(report),
+        _tiles(report, statistics),
+        _time_split(report),
+        _charts(statistics),
+        _latency(report.telemetry),
+        episode_section(report.episodes),
+        _facts(report),
+    ]
+    # The script expects the table's elements, which a run without episodes has not.
+    tail = f"<script>{script}</script>" if report.episodes else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="generator" content="rlmesh-gym {__version__}">'
+        f"<title>{escape(report.env_id)}: evaluation report</title><style>{style}</style></head>\n"
+        f"<body><main>\n{chr(10).join(filter(None, sections))}\n"
+        f"<footer>Written by rlmesh-gym {__version__}. Beside this page: report.json and "
+        "episodes.csv hold the same data in full.</footer>\n"
+        f"</main>{tail}</body></html>\n"
+    )
+
+
+def _heading(report: RuntimeReport) -> str:
+    kind, text = "good", "finished"
+    if report.error is not None:
+        kind, text = "bad", "failed"
+    elif report.stop_reason.startswith("cancelled"):
+        kind, text = "warn", "stopped early"
+    lanes = "1 lane" if report.num_envs == 1 else f"{report.num_envs:,} lanes"
+    # A failure says more than the word "failed".
+    reason = "" if report.error is not None else f", ended by {escape(report.stop_reason)}"
+    cause = "" if report.error is None else f'<p class="error">{escape(report.error, 2000)}</p>'
+    return (
+        f'<header><div class="title"><h1>{escape(report.env_id or "(no env id)", 120)}</h1>'
+        f'<span class="badge {kind}">{text}</span></div>'
+        f'<p class="lead">{lanes}, model {escape(report.model_endpoint)}. '
+        f"Began {_moment(report.started_at)}, took {format_duration(report.duration)}"
+        f"{reason}.</p>{cause}</header>"
+    )
+
+
+def _tiles(report: RuntimeReport, statistics: EpisodeStatistics) -> str:
+    returns, lengths = statistics.returns, statistics.lengths
+    rate = report.total_steps / report.duration if report.duration > 0 else math.nan
+    cut_off = f"{statistics.interrupted:,} more cut off" if statistics.interrupted else ""
+    interval = "" if math.isnan(returns.ci95) else f"± {format_number(returns.ci95, 3)} (95%)"
+    span = ""
+    if statistics.completed:
+        span = f"{format_number(returns.minimum)} to {format_number(returns.maximum)}"
+    tiles = [
+        ("episodes", f"{statistics.completed:,}", cut_off or "completed"),
+        ("mean return", format_number(returns.mean), interval),
+        ("median return", format_number(returns.median), span),
+    ]
+    if statistics.success_rate is not None:
+        low, high = wilson_interval(statistics.successes, statistics.judged)
+        tiles.append(
+            (
+                "success rate",
+                f"{statistics.success_rate:.1%}",
+                f"{statistics.successes:,} of {statistics.judged:,}, 95%: {low:.0%} to {high:.0%}",
+            )
+        )
+    truncated = statistics.completed - statistics.terminated
+    tiles += [
+        (
+            "mean length",
+            format_number(lengths.mean),
+            f"{truncated:,} truncated" if statistics.completed else "",
+        ),
+        ("steps", f"{report.total_steps:,}", f"{format_number(rate, 3)} per second"),
+    ]
+    inner = "".join(
+        f'<div class="tile"><dt>{name}</dt><dd class="value">{value}</dd>'
+        f'<dd class="more">{more}</dd></div>'
+        for name, value, more in tiles
+    )
+    return f'<dl class="tiles">{inner}</dl>'
+
+
+def _time_split(report: RuntimeReport) -> str:
+    shares = report.bottleneck.shares
+    parts = [(text, max(0.0, shares.get(name, 0.0)), kind) for name, text, kind in _SHARES]
+    bar = ""
+    if any(share > 0 for _, share, _ in parts):
+        bar = split_bar(parts, label="Time of the run by part")
+    per_call = "".join(
+        _call_split(report.telemetry, operation)
+        for operation in dict.fromkeys(row.operation for row in report.telemetry.rows)
+    )
+    return (
+        '<section class="card"><h2>Where the time went</h2>'
+        f'<p class="sentence">{escape(report.bottleneck.sentence)}</p>{bar}{per_call}</section>'
+    )
+
+
+def _call_split(snapshot: TelemetrySnapshot, operation: str) -> str:
+    """One operation's time on the wire and in each phase that its endpoint told of."""
+    rpc = snapshot.row(operation, "rpc.total")
+    endpoint = snapshot.row(operation, "endpoint.total")
+    if rpc is None or endpoint is None or rpc.total <= 0:
+        return ""
+    total = max(rpc.total, endpoint.total)
+    parts = [("wire", max(0.0, total - endpoint.total) / total, "wire")]
+    told = 0.0
+    for metric, name, kind in _PHASES:
+        row = snapshot.row(operation, metric)
+        if row is not None:
+            told += row.total
+            is_model = metric == "endpoint.user" and operation.startswith("model.")
+            parts.append((name, row.total / total, "policy" if is_model else kind))
+    parts.append(("rest of the endpoint", max(0.0, endpoint.total - told) / total, "rest"))
+    # Phases may overlap where an endpoint works on several requests; then they are scaled down.
+    whole = sum(share for _, share, _ in parts)
+    parts = [(name, share / whole, kind) for name, share, kind in parts]
+    calls = _calls(rpc.count)
+    title = f"{escape(operation)}: {format_duration(rpc.avg)} on average, {calls}"
+    return f"<h3>{title}</h3>{split_bar(parts, label=f'Time of {operation} by phase')}"
+
+
+def _charts(statistics: EpisodeStatistics) -> str:
+    returns, lengths = statistics.returns, statistics.lengths
+    if statistics.completed == 0:
+        return (
+            '<section class="card"><h2>Returns</h2><p class="note">No episode was completed, so '
+            "there is nothing to draw. The facts below tell what was asked for.</p></section>"
+        )
+    note = ""
+    if returns.left_out:
+        note = f'<p class="note">Left out: {returns.left_out:,} returns that are not finite.</p>'
+    if returns.values.size == 0:
+        return f'<section class="card"><h2>Returns</h2>{note}</section>'
+    whole = bool(np.all(returns.values == np.round(returns.values)))
+    return (
+        '<section class="card wide"><h2>Returns over the episodes</h2>'
+        f"{series(returns.values, label='return')}{note}</section>"
+        '<div class="pair"><section class="card"><h2>Returns</h2>'
+        f"{histogram(returns.values, label='return', integer=whole)}</section>"
+        '<section class="card"><h2>Lengths</h2>'
+        f"{histogram(lengths.values, label='steps', integer=True)}</section></div>"
+    )
+
+
+def _latency(snapshot: TelemetrySnapshot) -> str:
+    if not snapshot.rows:
+        return (
+            '<section class="card"><h2>Latency per operation</h2>'
+            '<p class="note">No call was measured.</p></section>'
+        )
+    groups = []
+    for operation in dict.fromkeys(row.operation for row in snapshot.rows):
+        rows = [row for row in snapshot.rows if row.operation == operation]
+        calls = max(row.count for row in rows)
+        lines = [
+            f'<tr><th scope="rowgroup" colspan="5">{escape(operation)}'
+            f' <span class="note">{_calls(calls)}</span></th></tr>'
+        ]
+        for row in rows:
+            show = format_bytes if row.unit == "bytes" else format_duration
+            cells = "".join(
+                f'<td class="num">{show(value)}</td>'
+                for value in (row.avg, row.p50, row.p95, row.p99)
+            )
+            lines.append(f"<tr><td>{escape(row.metric)}</td>{cells}</tr>")
+        groups.append(f"<tbody>{''.join(lines)}</tbody>")
+    heads = "".join(f'<th scope="col" class="num">{name}</th>' for name in ("mean", *_PERCENTILES))
+    return (
+        '<section class="card"><h2>Latency per operation</h2>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Latency table">'
+        f'<table class="latency"><thead><tr><th scope="col">metric</th>{heads}</tr></thead>'
+        f"{''.join(groups)}</table></div></section>"
+    )
+
+
+def _calls(count: int) -> str:
+    return "1 call" if count == 1 else f"{count:,} calls"
+
+
+def _facts(report: RuntimeReport) -> str:
+    seed = "none" if report.base_seed is None else str(report.base_seed)
+    facts = [
+        ("session", report.session_id),
+        ("seed", seed),
+        ("autoreset mode", report.autoreset_mode),
+        ("execution horizon", str(report.execution_horizon)),
+        ("env endpoints", ", ".join(report.env_endpoints)),
+        ("model endpoint", report.model_endpoint),
+        ("total reward", format_number(report.total_reward, _SIGNIFICANT)),
+        ("ended by", report.stop_reason),
+    ]
+    inner = "".join(
+        f"<div><dt>{name}</dt><dd>{escape(value, 2000)}</dd></div>" for name, value in facts
+    )
+    return f'<section class="card"><h2>The run</h2><dl class="facts">{inner}</dl></section>'
+
+
+def _moment(seconds: float) -> str:
+    try:
+        moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    except (OverflowError, OSError, ValueError):
+        return "at an unknown time"
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"

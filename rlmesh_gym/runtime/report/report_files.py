@@ -1,0 +1,101 @@
+"""A report as files: ``report.json``, ``report.html``, ``episodes.csv``, ``episodes.jsonl``.
+
+Each file is written beside its place and moved there, so that a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.runtime.report.html_report import html_report
+from rlmesh_gym.runtime.report.records import (
+    EPISODES_CSV,
+    EpisodeJournal,
+    jsonable,
+    write_episodes_csv,
+)
+from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["REPORT_HTML", "REPORT_JSON", "read_report", "write_report"]
+
+REPORT_JSON = "report.json"
+REPORT_HTML = "report.html"
+
+
+def write_report(
+    report: RuntimeReport,
+    directory: str | os.PathLike[str],
+    *,
+    journal: EpisodeJournal | None = None,
+) -> Path:
+    """Write a report into a directory, which is made when missing.
+
+    ``report.json``, ``report.html`` and ``episodes.csv`` are replaced; finished episodes that
+    ``episodes.jsonl`` has not yet are added to it.
+
+    Args:
+        report: What to write.
+        directory: Where to.
+        journal: That of the directory, if it is open; it stays open.
+
+    Returns:
+        The path of ``report.html``.
+
+    Raises:
+        ConfigurationError: The directory cannot be written.
+    """
+    target = Path(directory)
+    rows = [jsonable(episode.to_dict()) for episode in report.episodes]
+    text = json.dumps(jsonable(report.to_dict()), allow_nan=False, indent=1)
+    page = html_report(report)
+
+    def write_text(content: str) -> Callable[[Path], Any]:
+        return lambda path: path.write_text(content, encoding="utf-8", errors="replace")
+
+    try:
+        with EpisodeJournal(target) if journal is None else nullcontext(journal) as opened:
+            for row in rows:
+                # A resumed run plays cut-off episodes anew.
+                if not row["interrupted"]:
+                    opened.append(row)
+        _replace(target / REPORT_JSON, write_text(text))
+        _replace(target / EPISODES_CSV, lambda path: write_episodes_csv(rows, path))
+        _replace(target / REPORT_HTML, write_text(page))
+    except OSError as error:
+        message = f"cannot write the report to {target}: {error.strerror or error}"
+        raise ConfigurationError(message) from error
+    return target / REPORT_HTML
+
+
+def read_report(directory: str | os.PathLike[str]) -> RuntimeReport | None:
+    """The report of a directory, None when the run left none (it was killed).
+
+    Raises:
+        ConfigurationError: ``report.json`` is there and is no report.
+    """
+    path = Path(directory) / REPORT_JSON
+    try:
+        data = json.loads(path.read_bytes())
+        return RuntimeReport.from_dict(data)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        message = f"{path} cannot be read as a report: {type(error).__name__}: {error}"
+        raise ConfigurationError(message) from error
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

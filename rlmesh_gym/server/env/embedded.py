@@ -1,0 +1,213 @@
+"""The child process of an embedded endpoint: ``python -m rlmesh_gym.server.env.embedded``.
+
+It reads one line of JSON from its standard input and answers with one line on its standard output:
+``{"address": ...}`` once it serves, or ``{"error": ...}`` with an exception's text, after which it
+ends. It serves until its standard input ends or says anything more, until the parent is gone, or
+until a client stops it.
+
+Keys of the configuration: ``env_id`` (a Gymnasium id, with ``module:`` before it where a module
+registers it), ``num_envs`` (1), ``autoreset_mode`` (``"NextStep"``, ``"SameStep"``, ``"Disabled"``;
+null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwargs``, ``address``
+(null for a free port of 127.0.0.1), ``link`` (path of a Unix socket for the parent's own sessions),
+``validation``, ``dedicated_thread``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.server.env.lane_vector import LaneVector
+from rlmesh_gym.server.env.server import EnvServer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import FrameType
+
+__all__ = ["build", "main", "run"]
+
+_KEYS = {
+    "address",
+    "autoreset_mode",
+    "dedicated_thread",
+    "env_id",
+    "env_kwargs",
+    "link",
+    "num_envs",
+    "render_mode",
+    "validation",
+}
+_CLOSE_SECONDS = 2.0
+_PARENT_SECONDS = 0.5
+_EXIT_SECONDS = 0.5
+
+
+def build(config: Mapping[str, Any]) -> LaneVector | list[gym.Env[Any, Any]]:
+    """Make the lanes that ``config`` asks for.
+
+    Returns:
+        A vector in the autoreset mode asked for, or the bare lanes if none was.
+
+    Raises:
+        ConfigurationError: A key is missing, unknown or wrong.
+        Exception: Whatever ``gymnasium.make`` raises.
+    """
+    unknown = sorted(set(config) - _KEYS)
+    if unknown:
+        raise ConfigurationError(f"unknown keys {unknown}; there are {sorted(_KEYS)}")
+    if "env_id" not in config:
+        raise ConfigurationError("env_id is missing")
+    num_envs = config.get("num_envs") or 1
+    mode = _autoreset_mode(config.get("autoreset_mode"))
+    options = dict(config.get("env_kwargs") or {})
+    if config.get("render_mode") is not None:
+        options["render_mode"] = config["render_mode"]
+    with ExitStack() as made:
+        lanes: list[gym.Env[Any, Any]] = []
+        for _ in range(num_envs):
+            # The server checks every value itself, so Gymnasium's checker would only cost time.
+            env = gym.make(config["env_id"], disable_env_checker=True, **options)
+            made.callback(env.close)
+            lanes.append(env)
+        envs = lanes if mode is None else LaneVector(lanes, autoreset_mode=mode, copy=False)
+        made.pop_all()
+    return envs
+
+
+def run(config: Mapping[str, Any]) -> EnvServer:
+    """Serve what ``config`` asks for; the caller stops the server."""
+    # On the environments' own thread if they have one, so that they are built there too.
+    server = EnvServer(
+        lambda: build(config),
+        config.get("address"),
+        env_id=str(config.get("env_id", "")).rpartition(":")[2] or None,
+        validation=config.get("validation"),
+        close_timeout=_CLOSE_SECONDS,
+        dedicated_thread=bool(config.get("dedicated_thread")),
+    )
+    server.start()
+    if config.get("link"):
+        server.open_link(config["link"])
+    return server
+
+
+def main() -> int:
+    """Do what the module's description says; return the exit status."""
+    parent = os.getppid()
+    orders, answers = _claim_stdin(), _claim_stdout()
+    # Ctrl-C reaches the whole group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _exit)
+    line = _read_line(orders)
+    if not line:
+        return 0
+    try:
+        config = json.loads(line)
+        server = run(config)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # The parent reports it.
+        _answer(answers, {"error": f"{type(error).__name__}: {error}"})
+        return 1
+    try:
+        # What is loaded now stays; looking through it for garbage would only delay some steps.
+        gc.freeze()
+        _answer(answers, {"address": server.address})
+        end = threading.Thread(target=_stop_in_time, args=(server, orders, parent), daemon=True)
+        end.start()
+        server.wait()
+    finally:
+        server.stop()
+        if config.get("link"):
+            # The parent removes its directory, unless it was killed; by now it is empty.
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(config["link"]))
+    return 0
+
+
+def _claim_stdin() -> int:
+    """Keep standard input for the parent's word; environments that read it find it empty."""
+    orders = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return orders
+
+
+def _claim_stdout() -> int:
+    """Keep standard output for the answer; what environments print goes to standard error."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    return answers
+
+
+def _answer(answers: int, message: Mapping[str, str]) -> None:
+    try:
+        os.write(answers, json.dumps(message).encode() + b"\n")
+    except BrokenPipeError:
+        pass  # The parent is gone; the end of standard input says so too.
+    finally:
+        os.close(answers)
+
+
+def _read_line(orders: int) -> bytes:
+    # Unbuffered: a thread that sits in a buffered reader would hold its lock at exit.
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        part = os.read(orders, 4096)
+        if not part:
+            break
+        line += part
+    return bytes(line)
+
+
+def _stop_in_time(server: EnvServer, orders: int, parent: int) -> None:
+    if os.name == "posix":
+        # The input does not end with the parent while a fork of that one holds it open.
+        while os.getppid() == parent:
+            if select.select([orders], [], [], _PARENT_SECONDS)[0]:
+                break
+    else:
+        os.read(orders, 1)
+    server.stop()
+
+
+def _leave_in_time() -> None:
+    """End the process soon, whatever threads the environments have left behind."""
+
+    def leave() -> None:
+        time.sleep(_EXIT_SECONDS)
+        os._exit(0)
+
+    threading.Thread(target=leave, daemon=True).start()
+
+
+def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's form
+    sys.exit(128 + number)
+
+
+def _autoreset_mode(name: str | None) -> AutoresetMode | None:
+    if name is None:
+        return None
+    for mode in AutoresetMode:
+        if name in {mode.name, mode.value}:
+            return mode
+    known = [mode.value for mode in AutoresetMode]
+    raise ConfigurationError(f"unknown autoreset mode {name!r}; there are {known}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    finally:
+        _leave_in_time()

@@ -1,0 +1,192 @@
+"""One scalar env, or a list of them: lanes that are stepped and reset one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.spaces import Discrete
+from gymnasium.vector import AutoresetMode
+
+from rlmesh_gym.codec import EnvContract, SpaceCodec
+from rlmesh_gym.errors import CodecError, ConfigurationError
+from rlmesh_gym.server.env.closing import close_all
+from rlmesh_gym.server.env.lane_calls import LaneCalls
+from rlmesh_gym.server.env.lane_values import as_flag, as_reward
+from rlmesh_gym.server.env.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import gymnasium as gym
+
+    from rlmesh_gym.codec import Leaves
+    from rlmesh_gym.server.env.served_env import Warnings
+
+__all__ = ["ServedLanes"]
+
+_LEGACY_RESULT = 4
+"""Length of a step's result before ``truncated`` had its own place."""
+
+
+class ServedLanes(ServedEnv):
+    """Scalar envs with equal spaces, DISABLED autoreset; one of them makes a single endpoint.
+
+    Args:
+        envs: The lanes; this object closes them.
+        env_id: Name that the contract announces.
+        may_overlap: Lanes may be at work at the same time, on threads of their own; they are where
+            a call takes long enough to be worth it.
+
+    Raises:
+        ConfigurationError: No envs, or their spaces differ.
+        UnsupportedSpaceError: A space has no wire form.
+    """
+
+    has_lane_operations = True
+    has_partial_reset = True
+
+    def __init__(
+        self, envs: Sequence[gym.Env[Any, Any]], env_id: str, *, may_overlap: bool = True
+    ) -> None:
+        if not envs:
+            raise ConfigurationError("a list of environments to serve must not be empty")
+        self.envs = list(envs)
+        first = self.envs[0]
+        for lane, env in enumerate(self.envs):
+            for name in ("observation_space", "action_space"):
+                if getattr(env, name) != getattr(first, name):
+                    raise ConfigurationError(
+                        f"lane {lane}: {name} is {getattr(env, name)}, that of lane 0 is "
+                        f"{getattr(first, name)}; the lanes of one endpoint share their spaces"
+                    )
+        self.observation_codec = SpaceCodec(first.observation_space)
+        self.action_codec = SpaceCodec(first.action_space)
+        self._is_discrete = isinstance(first.action_space, Discrete)
+        self._calls = LaneCalls(may_overlap=may_overlap)
+        metadata = dict(first.metadata or {})
+        metadata.pop("autoreset_mode", None)
+        self.contract = EnvContract(
+            env_id=env_id,
+            single_observation_space=first.observation_space,
+            single_action_space=first.action_space,
+            metadata=metadata,
+            num_envs=len(self.envs),
+            render_mode=first.render_mode,
+            autoreset_mode=AutoresetMode.DISABLED,
+        )
+
+    def reset(
+        self,
+        lanes: Sequence[int] | None,
+        seeds: Sequence[int],
+        options: dict[str, Any] | None,
+    ) -> Outcome:
+        """Reset lanes; the n-th seed goes to the n-th lane, missing ones leave it unseeded."""
+
+        def reset(row: int, lane: int) -> tuple[Any, Any]:
+            seed = seeds[row] if row < len(seeds) else None
+            return self.envs[lane].reset(seed=seed, options=options)
+
+        named = self._named(lanes)
+        done = self._calls.run("reset", named, reset)
+        return Outcome(
+            self._rows([observation for observation, _ in done.values], named),
+            [info for _, info in done.values],
+            user_ns=done.user_ns,
+            lane_skew_ns=done.skew_ns,
+        )
+
+    def step(self, lanes: Sequence[int] | None, action: Leaves) -> Outcome:
+        """Step lanes, each with its own row as the space samples it."""
+        named = self._named(lanes)
+        actions = self._actions(action, len(named))
+        done = self._calls.run("step", named, lambda row, lane: self.envs[lane].step(actions[row]))
+        observations, infos = [], []
+        rewards, terminated, truncated = [], [], []
+        for lane, result in zip(named, done.values, strict=True):
+            five = _modern(result, lane) if len(result) == _LEGACY_RESULT else result
+            observation, reward, ended, cut, info = five
+            observations.append(observation)
+            rewards.append(as_reward(reward, lane))
+            terminated.append(as_flag(ended, "terminated", lane))
+            truncated.append(as_flag(cut, "truncated", lane))
+            infos.append(info)
+        return Outcome(
+            self._rows(observations, named),
+            infos,
+            np.array(rewards, dtype=np.float64),
+            np.array(terminated, dtype=np.bool_),
+            np.array(truncated, dtype=np.bool_),
+            user_ns=done.user_ns,
+            lane_skew_ns=done.skew_ns,
+        )
+
+    def render(self, lane: int) -> Any:
+        """Return the lane's frame, None where it was made without a render mode."""
+        env = self.envs[lane]
+        return None if env.render_mode is None else env.render()
+
+    def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any] | None:
+        """Return one lane's dict as it is; several as a list beside a mask.
+
+        The mask marks the lanes whose episode ended, after a reset all of them.
+        """
+        infos = list(outcome.infos)
+        found: dict[int, list[dict[str, str]]] = {}
+        for row, warning in warnings:
+            found.setdefault(row, []).append(warning)
+        for row, row_warnings in found.items():
+            # An env that uses the key itself keeps it.
+            infos[row] = {WARNING_KEY: row_warnings, **(infos[row] or {})}
+        if len(infos) == 1:
+            return infos[0]  # type: ignore[no-any-return]
+        ended = (outcome.terminated | outcome.truncated).tolist() or [True] * len(infos)
+        wire: dict[str, Any] = {
+            "final_info": [{} if info is None else info for info in infos],
+            "_final_info": ended,
+        }
+        if warnings:
+            wire[WARNING_KEY] = once_per_path(warnings)
+        return wire
+
+    def final_info(self, outcome: Outcome, row: int) -> Mapping[str, Any] | None:
+        """Return the row's own dict."""
+        return outcome.infos[row]  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close every lane, also when one of them fails to; the first failure is raised."""
+        self._calls.close()
+        close_all(self.envs)
+
+    def _actions(self, action: Leaves, rows: int) -> Sequence[Any]:
+        """Return the actions row by row, each as its space samples it."""
+        if self._is_discrete:
+            return list(action[0])  # Numpy integers already; a step of many lanes feels the rest.
+        return [self.action_codec.unflatten_row(action, row) for row in range(rows)]
+
+    def _named(self, lanes: Sequence[int] | None) -> Sequence[int]:
+        return range(len(self.envs)) if lanes is None else lanes
+
+    def _rows(self, observations: Sequence[Any], lanes: Sequence[int]) -> Leaves:
+        try:
+            return self.observation_codec.flatten_rows(observations)
+        except CodecError as error:
+            # The batch only knows that some row is wrong; find whose.
+            for lane, observation in zip(lanes, observations, strict=True):
+                try:
+                    self.observation_codec.flatten_row(observation)
+                except CodecError as own:  # noqa: PERF203 - a failed step may take its time
+                    detail = str(own).removeprefix(f"{own.path}: ")
+                    raise CodecError(
+                        f"the observation of lane {lane} does not fit its space: {detail}",
+                        path=own.path,
+                    ) from error
+            raise
+
+
+def _modern(result: Sequence[Any], lane: int) -> tuple[Any, Any, Any, Any, Any]:
+    observation, reward, done, info = result
+    over = as_flag(done, "done", lane)
+    by_time = bool((info or {}).get("TimeLimit.truncated", False))
+    return observation, reward, over and not by_time, over and by_time, info

@@ -1,0 +1,216 @@
+"""A Gymnasium vector env in its own autoreset mode: stepped whole, reset whole or by mask."""
+
+from __future__ import annotations
+
+import time
+import warnings as python_warnings
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from rlmesh_gym.codec import EnvContract, SpaceCodec, lane_info
+from rlmesh_gym.errors import CodecError, ConfigurationError
+from rlmesh_gym.lanes import are_consecutive
+from rlmesh_gym.server.env.lane_vector import LaneVector
+from rlmesh_gym.server.env.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
+from rlmesh_gym.server.env.vector_infos import encode_final_obs, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gymnasium.vector import VectorEnv
+    from numpy.typing import NDArray
+
+    from rlmesh_gym.server.env.served_env import Warnings
+
+__all__ = ["ServedVector"]
+
+
+class ServedVector(ServedEnv):
+    """A vector env, whatever its width.
+
+    A plain ``SyncVectorEnv`` is driven lane by lane with the same results: that saves its deep
+    copies, and keeps terminal observations from lanes that change theirs in place.
+
+    Args:
+        envs: The vector env; this object closes it.
+        env_id: Name that the contract announces.
+        partial_reset: Whether it honours ``options["reset_mask"]``; None finds out.
+
+    Raises:
+        ConfigurationError: Its autoreset mode is none that Gymnasium has.
+        UnsupportedSpaceError: A space has no wire form.
+    """
+
+    has_lane_operations = False
+
+    def __init__(
+        self, envs: VectorEnv[Any, Any, Any], env_id: str, *, partial_reset: bool | None = None
+    ) -> None:
+        mode = _autoreset_mode(envs)
+        base = envs.unwrapped
+        if partial_reset is None:
+            partial_reset = isinstance(base, (SyncVectorEnv, AsyncVectorEnv, LaneVector))
+        self.has_partial_reset = partial_reset
+        self._owner = envs
+        self.envs: VectorEnv[Any, Any, Any] = envs
+        if type(envs) is SyncVectorEnv and envs.observation_mode == "same":
+            self.envs = LaneVector.adopt(envs)
+        self.observation_codec = SpaceCodec(envs.single_observation_space)
+        self.action_codec = SpaceCodec(envs.single_action_space)
+        self.contract = EnvContract(
+            env_id=env_id,
+            single_observation_space=envs.single_observation_space,
+            single_action_space=envs.single_action_space,
+            metadata={**(envs.metadata or {}), "autoreset_mode": mode.value},
+            num_envs=envs.num_envs,
+            render_mode=envs.render_mode,
+            autoreset_mode=mode,
+        )
+
+    def reset(
+        self,
+        lanes: Sequence[int] | None,
+        seeds: Sequence[int],
+        options: dict[str, Any] | None,
+    ) -> Outcome:
+        """Reset all lanes, or some through ``options["reset_mask"]``.
+
+        One seed ``s`` for a full reset of several lanes is spread by the vector env: ``s``,
+        ``s + 1`` … Seeds that follow one another are given as that one seed, since a vector env
+        promises to take an int and no more.
+        """
+        seed: Any = list(seeds) or None
+        if lanes is not None:
+            seed, options = self._partial(lanes, seeds, options)
+        elif len(seeds) in (1, self.num_envs) and are_consecutive(seeds):
+            seed = seeds[0]
+        if options is not None and isinstance(options.get("reset_mask"), list):
+            # A mask comes off the wire as a list; Gymnasium takes arrays only.
+            options = {**options, "reset_mask": np.asarray(options["reset_mask"])}
+        begun = time.perf_counter_ns()
+        observation, infos = self._reset(seed, options)
+        user_ns = time.perf_counter_ns() - begun
+        leaves = self.observation_codec.flatten(observation, self.num_envs)
+        if lanes is not None:
+            leaves = [leaf[np.asarray(lanes)] for leaf in leaves]
+            infos = rows_of(infos or {}, lanes, self.num_envs)
+        return Outcome(leaves, infos, user_ns=user_ns)
+
+    def _reset(
+        self, seed: Any, options: dict[str, Any] | None
+    ) -> tuple[Any, dict[str, Any] | None]:
+        try:
+            return self.envs.reset(seed=seed, options=options)
+        except (gymnasium.error.Error, TypeError) as error:
+            if not isinstance(seed, list) or self.has_partial_reset:
+                raise
+            message = (
+                f"{type(self.envs.unwrapped).__name__} does not take one seed per lane, only an "
+                "int s for s, s + 1, …: pass such seeds, or serve a list of environments"
+            )
+            raise ValueError(message) from error
+
+    def _partial(
+        self, lanes: Sequence[int], seeds: Sequence[int], options: dict[str, Any] | None
+    ) -> tuple[Any, dict[str, Any]]:
+        mask = np.zeros(self.num_envs, dtype=np.bool_)
+        mask[list(lanes)] = True
+        each: list[int | None] = [None] * self.num_envs
+        for lane, seed in zip(lanes, seeds, strict=False):
+            each[lane] = seed
+        return each if seeds else None, {**(options or {}), "reset_mask": mask}
+
+    def step(self, lanes: Sequence[int] | None, action: Any) -> Outcome:
+        """Step all lanes with the batch as the vector env's own ``action_space`` has it."""
+        if lanes is not None:
+            message = "a vector environment cannot step some of its lanes"
+            raise NotImplementedError(message)
+        actions = self.action_codec.unflatten(action, self.num_envs)
+        begun = time.perf_counter_ns()
+        observation, rewards, terminated, truncated, infos = self.envs.step(actions)
+        user_ns = time.perf_counter_ns() - begun
+        return Outcome(
+            self.observation_codec.flatten(observation, self.num_envs),
+            infos,
+            self._numbers(rewards),
+            self._flags(terminated, "terminations"),
+            self._flags(truncated, "truncations"),
+            user_ns=user_ns,
+        )
+
+    def _numbers(self, rewards: Any) -> NDArray[np.float64]:
+        array = np.asarray(rewards)
+        if array.dtype.kind not in "iufb" or array.size != self.num_envs:
+            raise TypeError(f"rewards must be {self.num_envs} numbers, got {rewards!r}")
+        return array.astype(np.float64).reshape(self.num_envs)
+
+    def _flags(self, flags: Any, name: str) -> NDArray[np.bool_]:
+        array = np.asarray(flags)
+        if array.dtype != np.bool_ or array.size != self.num_envs:
+            raise TypeError(f"{name} must be {self.num_envs} bools, got {flags!r}")
+        return array.reshape(self.num_envs)
+
+    def render(self, lane: int) -> Any:
+        """Return the lane's frame out of the vector's tuple of frames."""
+        if self.envs.render_mode is None:
+            return None
+        frames = self.envs.render()
+        if frames is None or len(frames) != self.num_envs:
+            return None
+        return frames[lane]
+
+    def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any] | None:
+        """Return the batched dict, terminal observations as bytes of one-row values."""
+        infos = outcome.infos
+        if infos is None and not warnings:
+            return None
+        wire = dict(infos or {})
+        if "final_obs" in wire and self.contract.autoreset_mode is AutoresetMode.SAME_STEP:
+            ended = outcome.terminated | outcome.truncated
+            try:
+                wire["final_obs"] = encode_final_obs(
+                    self.observation_codec, wire["final_obs"], ended
+                )
+            except CodecError as error:
+                detail = str(error)
+                raise CodecError(
+                    f"a terminal observation does not fit its space: {detail}", path="final_obs"
+                ) from error
+        if warnings:
+            wire.setdefault(WARNING_KEY, once_per_path(warnings))
+        return wire
+
+    def final_info(self, outcome: Outcome, row: int) -> Mapping[str, Any] | None:
+        """Return the lane's share of the infos; under SAME_STEP of ``final_info`` in them."""
+        infos = outcome.infos or {}
+        if self.contract.autoreset_mode is AutoresetMode.SAME_STEP:
+            infos = infos.get("final_info", {})
+            if not isinstance(infos, dict):  # An object array with a dict per lane.
+                own = infos[row]
+                return own if isinstance(own, dict) else {}
+        return lane_info(infos, row, self.num_envs)
+
+    def close(self) -> None:
+        """Close the vector env."""
+        self._owner.close()
+
+
+def _autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    mode = getattr(envs.unwrapped, "autoreset_mode", None)
+    if not isinstance(mode, AutoresetMode):
+        # Only then, since Gymnasium 1.1 lets all vectors of one env class share their metadata.
+        mode = (envs.metadata or {}).get("autoreset_mode", mode)
+    if mode is None:
+        python_warnings.warn(
+            f"{envs} does not say how it resets its lanes (metadata['autoreset_mode']); "
+            "served as NEXT_STEP",
+            stacklevel=2,
+        )
+        return AutoresetMode.NEXT_STEP
+    try:
+        return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+    except ValueError:
+        raise ConfigurationError(f"{envs}: unknown autoreset mode {mode!r}") from None

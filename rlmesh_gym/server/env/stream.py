@@ -1,0 +1,136 @@
+"""One Join stream of an env server: which thread answers which request, and in what order.
+
+Requests for the whole vector are answered on the stream's own thread, one after the other, without
+any hop. The first request that names lanes of several brings in a reader thread and the lanes' own
+threads; whole-vector requests are then barriers, answered by the reader.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from rlmesh_gym.server.env.lane_scheduler import LaneScheduler
+from rlmesh_gym.server.env.operations import Reply, lanes_named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rlmesh_gym._proto.env.v1 import interaction_pb2
+    from rlmesh_gym.server.env.operations import Operations
+    from rlmesh_gym.server.env.session_slots import Lease
+
+    Requests = Iterator[interaction_pb2.JoinRequest]
+    Responses = Iterator[interaction_pb2.JoinResponse | bytes]
+    Run = Callable[[Callable[[], Reply]], Reply]
+
+__all__ = ["EnvStream"]
+
+
+def _here(call: Callable[[], Reply]) -> Reply:
+    return call()
+
+
+class EnvStream:
+    """Answers the requests of one client.
+
+    Args:
+        operations: The session's verbs.
+        lease: Held while a call is at work.
+        run: Runs one answer; in place unless the environment is bound to a thread.
+        may_overlap: Lanes may be at work at the same time.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        lease: Lease,
+        *,
+        run: Run = _here,
+        may_overlap: bool = True,
+    ) -> None:
+        self._operations = operations
+        self._lease = lease
+        self._run = run
+        env = operations.env
+        self._may_overlap = may_overlap and env.has_lane_operations and env.num_envs > 1
+
+    def answers(self, requests: Requests) -> Responses:
+        """Yield the answers to ``requests``, until they end or an answer closes the stream."""
+        for request in requests:
+            if self._may_overlap and lanes_named(request):
+                yield from self._overlapping(request, requests)
+                return
+            reply = self._answer(request)
+            yield reply.response
+            if reply.closes or self._lease.is_ended:
+                return
+
+    def _answer(
+        self, request: interaction_pb2.JoinRequest, received_ns: int | None = None
+    ) -> Reply:
+        with self._lease.call():
+            queue_ns = None if received_ns is None else time.perf_counter_ns() - received_ns
+            reply = self._run(partial(self._operations.answer, request, queue_ns=queue_ns))
+        if reply.closes:
+            # Before the client reads that the session is over, so that its next one is let in.
+            self._lease.end()
+        return reply
+
+    def _overlapping(self, first: interaction_pb2.JoinRequest, requests: Requests) -> Responses:
+        replies: SimpleQueue[Reply | Exception | None] = SimpleQueue()
+        reader = threading.Thread(
+            target=self._read,
+            args=(first, requests, replies),
+            name="rlmesh_gym-reader",
+            daemon=True,
+        )
+        reader.start()
+        while (reply := replies.get()) is not None:
+            if isinstance(reply, Exception):
+                raise reply
+            yield reply.response
+
+    def _read(
+        self,
+        first: interaction_pb2.JoinRequest,
+        requests: Requests,
+        replies: SimpleQueue[Reply | Exception | None],
+    ) -> None:
+        scheduler = LaneScheduler(self._operations.env.num_envs)
+        request: interaction_pb2.JoinRequest | None = first
+        failure: Exception | None = None
+        try:
+            while request is not None and not self._lease.is_ended:
+                received = time.perf_counter_ns()
+                lanes = self._schedulable(request)
+                if lanes:
+                    scheduler.submit(lanes, partial(self._put_answer, request, received, replies))
+                else:
+                    scheduler.drain()
+                    reply = self._answer(request, received)
+                    replies.put(reply)
+                    if reply.closes:
+                        return
+                request = next(requests, None)
+        except Exception as error:  # Of the stream itself: the client cancelled, or sent garbage.
+            failure = error
+        finally:
+            scheduler.close()
+            replies.put(failure)
+
+    def _put_answer(
+        self,
+        request: interaction_pb2.JoinRequest,
+        received_ns: int,
+        replies: SimpleQueue[Reply | Exception | None],
+    ) -> None:
+        replies.put(self._answer(request, received_ns))
+
+    def _schedulable(self, request: interaction_pb2.JoinRequest) -> set[int]:
+        """Return the lanes to wait for; a request that names wrong ones is only refused."""
+        num_envs = self._operations.env.num_envs
+        return {lane for lane in lanes_named(request) if lane < num_envs}

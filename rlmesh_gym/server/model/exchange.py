@@ -1,0 +1,113 @@
+"""One request's way through a model server: wait its turn, work, answer.
+
+Steps that call the handler run on the model thread; all others run on the stream's reader or on a
+worker. Whatever goes wrong on the way becomes an in-band answer.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from rlmesh_gym._proto.model.v1 import interaction_pb2
+from rlmesh_gym.server.model.faults import encode_fault, unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlmesh_gym.server.model.service import ModelService
+    from rlmesh_gym.server.model.stream import ModelStream
+
+__all__ = ["Exchange", "Unknown"]
+
+
+class Exchange:
+    """One request and its answer.
+
+    ``start`` is called once, when it is this request's turn at all its environments; the turn ends
+    with the answer.
+
+    Args:
+        service: The server that it belongs to.
+        stream: The stream that it came by, or whose end caused it.
+        request: The request.
+        received_ns: When it came, by ``time.perf_counter_ns``.
+        deliver: Takes the answer.
+
+    Attributes:
+        keys: The environments whose order the request takes part in.
+        ahead: Kept by the order.
+        brief: ``start`` is short and never runs user code, so that the reader may run it itself.
+        skippable: Pointless once its stream is gone.
+    """
+
+    operation: ClassVar[str]
+    brief = False
+    skippable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        service: ModelService,
+        stream: ModelStream,
+        request: interaction_pb2.JoinRequest,
+        received_ns: int,
+        deliver: Callable[[interaction_pb2.JoinResponse], None],
+    ) -> None:
+        self.service = service
+        self.stream = stream
+        self.envelope = request
+        self.deliver = deliver
+        self.keys: tuple[str, ...] = ()
+        self.ahead = 0
+        self.response = interaction_pb2.JoinResponse(request_id=request.request_id)
+        self._received_ns = received_ns
+        self._queue_ns = 0
+
+    def start(self) -> None:
+        """Begin; never raises."""
+        self._queue_ns = time.perf_counter_ns() - self._received_ns
+        if self.skippable and self.stream.over.is_set():
+            self.finish()  # Nobody is there to read it; the model's time goes to the others.
+        else:
+            self.guard(self.work)
+
+    def guard(self, step: Callable[[], None]) -> None:
+        """Run one step of the way; a failure ends the way with an error answer."""
+        try:
+            step()
+        except BaseException as error:  # Answered in-band, whatever it is: SystemExit too.
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error."""
+        self.response.error.CopyFrom(encode_fault(error, self.operation))
+        self.finish()
+
+    def finish(self) -> None:
+        """Answer, and end the turn."""
+        self.response.endpoint_total_ns = time.perf_counter_ns() - self._received_ns
+        self.response.queue_ns = self._queue_ns
+        self.service.answered(self)
+
+    def on_model(self, step: Callable[[], None]) -> None:
+        """Go on with a step on the model thread."""
+        self.service.model_thread.run(lambda: self.guard(step))
+
+    def on_worker(self, step: Callable[[], None]) -> None:
+        """Go on with a step on a worker."""
+        self.service.workers.run(lambda: self.guard(step))
+
+    def work(self) -> None:
+        """First step of the kind."""
+        raise NotImplementedError
+
+
+class Unknown(Exchange):
+    """A request without a kind, or with one from a later edition."""
+
+    operation = "request"
+    brief = True
+
+    def work(self) -> None:
+        """Refuse."""
+        raise unsupported("the request is empty, or of a kind that this server does not know")

@@ -1,0 +1,124 @@
+"""The environments that a model server has resolved, and what it keeps for each."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+from rlmesh_gym.codec import SpaceCodec
+from rlmesh_gym.server.model.faults import not_configured
+from rlmesh_gym.server.model.history import StepTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from rlmesh_gym.model import ModelRoute
+
+__all__ = ["Route", "RouteTable"]
+
+
+class Route:
+    """A resolved environment with its compiled codecs and the steps delivered so far.
+
+    Args:
+        model_route: What the handler sees.
+        owner: The session that resolved it, by id or token; its close releases it.
+        stream_over: Set when the stream that used it last is over. Not the stream itself, which
+            would outlive its call.
+    """
+
+    def __init__(
+        self, model_route: ModelRoute, *, owner: object, stream_over: threading.Event
+    ) -> None:
+        self.env_id = model_route.env_id
+        self.model_route = model_route
+        self.owner = owner
+        self.stream_over = stream_over
+        self.last_used = 0
+        self.given_up = False
+        space = model_route.single_observation_space
+        self.observation_codec = None if space is None else SpaceCodec(space, "observation")
+        self.action_codec = SpaceCodec(model_route.single_action_space, "action")
+        self.tracker = StepTracker() if self.wants_history else None
+
+    @property
+    def wants_history(self) -> bool:
+        """History was asked for by the model and offered by the client."""
+        route = self.model_route
+        return route.needs.history is not None and route.options.delivers_history
+
+
+class RouteTable:
+    """All resolved environments of a server, whatever stream they came from.
+
+    Routes survive the stream that made them, so that a client can go on after a lost connection.
+    Those whose stream is gone are the ones to give up when the table is full.
+
+    Args:
+        max_routes: Bound on the routes kept.
+    """
+
+    def __init__(self, max_routes: int) -> None:
+        self.max_routes = max_routes
+        self._lock = threading.Lock()
+        self._routes: dict[str, Route] = {}
+        self._clock = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def use(self, env_id: str, stream_over: threading.Event) -> Route:
+        """Look up a route for a request of this stream.
+
+        Raises:
+            ModelError: NOT_CONFIGURED.
+        """
+        route = self._routes.get(env_id)
+        if route is None:
+            raise not_configured(env_id)
+        route.stream_over = stream_over
+        route.last_used = next(self._clock)
+        return route
+
+    def find(self, env_id: str) -> Route | None:
+        """Look up a route without using it."""
+        return self._routes.get(env_id)
+
+    def put(self, route: Route) -> None:
+        """Add or replace a route."""
+        with self._lock:
+            route.last_used = next(self._clock)
+            self._routes[route.env_id] = route
+
+    def has_room(self, env_id: str) -> bool:
+        """The route is there already, or there is space for one more."""
+        with self._lock:
+            return env_id in self._routes or len(self._routes) < self.max_routes
+
+    def remove(self, env_id: str, expected: Route | None = None) -> Route | None:
+        """Take a route out, if it is there and, when given, still the expected one."""
+        with self._lock:
+            route = self._routes.get(env_id)
+            if route is None or (expected is not None and route is not expected):
+                return None
+            return self._routes.pop(env_id)
+
+    def owned_by(self, owners: Collection[object]) -> list[Route]:
+        """List the routes that these sessions resolved."""
+        with self._lock:
+            return [route for route in self._routes.values() if route.owner in owners]
+
+    def take_orphan(self) -> Route | None:
+        """Mark the route longest unused among those whose stream is gone, each only once."""
+        with self._lock:
+            routes = self._routes.values()
+            orphans = [route for route in routes if _is_orphan(route)]
+            orphan = min(orphans, key=lambda route: route.last_used, default=None)
+            if orphan is not None:
+                orphan.given_up = True
+        return orphan
+
+
+def _is_orphan(route: Route) -> bool:
+    return route.stream_over.is_set() and not route.given_up
