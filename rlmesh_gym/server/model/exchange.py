@@ -10,15 +10,27 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
-from rlmesh_gym.server.model.faults import encode_fault, unsupported
+from rlmesh_gym.server.model.faults import encode_fault, invalid, unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rlmesh_gym.server.model.clients import Client
     from rlmesh_gym.server.model.service import ModelService
-    from rlmesh_gym.server.model.stream import ModelStream
 
-__all__ = ["Exchange", "Unknown"]
+__all__ = ["Exchange", "Unknown", "check_context"]
+
+
+def check_context(context: interaction_pb2.AdapterContext, operation: str) -> str:
+    """Return the env id of a request.
+
+    Raises:
+        ModelError: INVALID_REQUEST, not recoverable: there is none.
+    """
+    if not context.env_id:
+        message = f"{operation}: context.env_id is empty; it names the environment"
+        raise invalid(message, recoverable=False)
+    return context.env_id
 
 
 class Exchange:
@@ -29,7 +41,7 @@ class Exchange:
 
     Args:
         service: The server that it belongs to.
-        stream: The stream that it came by, or whose end caused it.
+        client: Who sent it, or whose end caused it.
         request: The request.
         received_ns: When it came, by ``time.perf_counter_ns``.
         deliver: Takes the answer.
@@ -48,13 +60,13 @@ class Exchange:
     def __init__(
         self,
         service: ModelService,
-        stream: ModelStream,
+        client: Client,
         request: interaction_pb2.JoinRequest,
         received_ns: int,
         deliver: Callable[[interaction_pb2.JoinResponse], None],
     ) -> None:
         self.service = service
-        self.stream = stream
+        self.client = client
         self.envelope = request
         self.deliver = deliver
         self.keys: tuple[str, ...] = ()
@@ -66,7 +78,7 @@ class Exchange:
     def start(self) -> None:
         """Begin; never raises."""
         self._queue_ns = time.perf_counter_ns() - self._received_ns
-        if self.skippable and self.stream.over.is_set():
+        if self.skippable and self.client.over.is_set():
             self.finish()  # Nobody is there to read it; the model's time goes to the others.
         else:
             self.guard(self.work)
