@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, overload
@@ -120,12 +120,14 @@ class EpisodeLog(Sequence[EpisodeRecord]):
     Attributes:
         total: Episodes recorded so far, interrupted ones included, forgotten ones too.
         total_interrupted: How many of them were interrupted.
+        watch: Called with every record that is added.
     """
 
     def __init__(self, maxlen: int | None = 1000) -> None:
         self._records: deque[EpisodeRecord] = deque(maxlen=maxlen)
         self.total = 0
         self.total_interrupted = 0
+        self.watch: Callable[[EpisodeRecord], None] | None = None
 
     @property
     def maxlen(self) -> int | None:
@@ -137,6 +139,8 @@ class EpisodeLog(Sequence[EpisodeRecord]):
         self._records.append(record)
         self.total += 1
         self.total_interrupted += record.interrupted
+        if self.watch is not None:
+            self.watch(record)
 
     @property
     def completed(self) -> list[EpisodeRecord]:
@@ -184,6 +188,7 @@ class LaneTable:
         lengths: int64 ``(n,)``; steps of the current episode.
         returns: float64 ``(n,)``; sum of its rewards.
         begun_ns: int64 ``(n,)``; ``time.monotonic_ns()`` of its first observation.
+        is_cut: bool ``(n,)``; it was written up as over while its env goes on with it.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -194,6 +199,7 @@ class LaneTable:
         self.lengths: npt.NDArray[np.int64] = np.zeros(num_envs, dtype=np.int64)
         self.returns: npt.NDArray[np.float64] = np.zeros(num_envs, dtype=np.float64)
         self.begun_ns: npt.NDArray[np.int64] = np.zeros(num_envs, dtype=np.int64)
+        self.is_cut: npt.NDArray[np.bool_] = np.zeros(num_envs, dtype=np.bool_)
 
     @property
     def phases(self) -> tuple[LanePhase, ...]:
@@ -228,6 +234,7 @@ class LaneTable:
             self.lengths[lane] = 0
             self.returns[lane] = 0.0
             self.begun_ns[lane] = now
+            self.is_cut[lane] = False
             begun.append(episode_id)
         return begun
 

@@ -23,7 +23,7 @@ from rlmesh_gym.codec.metadata import (
 )
 from rlmesh_gym.codec.spaces.dtypes import DTYPES, decode_dtype, encode_dtype
 from rlmesh_gym.codec.spaces.limits import MAX_MESSAGE_BYTES
-from rlmesh_gym.codec.spaces.space_codec import Leaves, SpaceCodec
+from rlmesh_gym.codec.spaces.space_codec import Leaves, LeavesValue, SpaceCodec
 from rlmesh_gym.codec.spaces.space_decoding import decode_space
 from rlmesh_gym.codec.spaces.space_encoding import encode_space
 from rlmesh_gym.codec.spaces.text import UnrestrictedText
@@ -34,6 +34,7 @@ __all__ = [
     "EnvContract",
     "EnvSpec",
     "Leaves",
+    "LeavesValue",
     "SpaceCodec",
     "UnrestrictedText",
     "decode_contract",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.codec import SpaceCodec, encode_env_spec, split_metadata
+from rlmesh_gym.codec import EnvSpec, SpaceCodec, split_metadata
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.policy.episodes import LaneState, LocalEpisodes, TrackedEpisodes
@@ -21,7 +21,6 @@ from rlmesh_gym.policy.episodes import LaneState, LocalEpisodes, TrackedEpisodes
 if TYPE_CHECKING:
     import gymnasium
 
-    from rlmesh_gym._proto.core.v1.env_contract_pb2 import EnvSpec
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.policy.episodes import Episodes
 
@@ -39,7 +38,7 @@ class EnvView:
         single_action_space: Space of one lane's action.
         num_envs: Number of lanes.
         episodes: Where episodes begin and end.
-        env_spec: The message that the model is set up with.
+        env_spec: What the model is set up with.
     """
 
     single_observation_space: gymnasium.Space[Any]
@@ -97,7 +96,7 @@ def view_env(
         TrackedEpisodes(base, lanes)
         if isinstance(base, LaneState)
         else LocalEpisodes(lanes, _autoreset_mode(envs), warns=envs is not None or lanes > 1),
-        encode_env_spec(
+        EnvSpec(
             getattr(contract, "env_id", "") or _env_id(envs),
             single_observation_space,
             single_action_space,

@@ -198,7 +198,7 @@ def test_a_late_answer_is_never_used(horizon: int) -> None:
             check_names(caught.value, policy)
         finally:
             model.gate.set()
-        object.__setattr__(policy._adapter.session.timeouts, "predict", 30.0)
+        object.__setattr__(policy._lanes.adapter.session.timeouts, "predict", 30.0)
         # The answer for t = 0 comes first on the stream; t = 1 is what was asked now.
         assert policy.predict(rows(2, 1))[0][:, 2].tolist() == [1, 1]
         assert [call.observation[0, 2] for call in model.calls] == [0, 1]
@@ -356,7 +356,7 @@ def test_a_horizon_that_the_model_cannot_fill() -> None:
             RemotePolicy(server.address, **SPACES, execution_horizon=5)
         assert server.address in str(caught.value)
         with RemotePolicy(server.address, **SPACES, execution_horizon=4) as policy:
-            assert policy._adapter.native_chunk == 4
+            assert policy._lanes.adapter.native_chunk == 4
 
 
 def test_three_ways_of_a_wrong_address(socket_dir: Path) -> None:
@@ -531,7 +531,7 @@ def test_rows_asked_for_ahead_that_are_refused_together_are_asked_for_one_by_one
     ):
         policy.predict(sight(0), episode_start=[True, True])
         policy(sight(1))
-        stream = policy._adapter.session._connection.stream
+        stream = policy._lanes.adapter.session._connection.stream
         assert stream is not None
         stream._call.cancel()
         assert stream.wait_ended(10)
@@ -539,4 +539,4 @@ def test_rows_asked_for_ahead_that_are_refused_together_are_asked_for_one_by_one
             actions = policy(sight(t))
             assert (actions[:, 2] + actions[:, 3] == t).all()
         assert policy.stats.prefetch_calls > 0
-        assert policy._adapter.grouping is RowGrouping.APART
+        assert policy._lanes.adapter.grouping is RowGrouping.APART

@@ -14,13 +14,13 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.env.drive.last_observation import LastObservation
 from rlmesh_gym.env.reading.conformance import ConformanceLog
-from rlmesh_gym.env.reading.infos import FINAL_INFO
+from rlmesh_gym.env.reading.infos import FINAL_INFO, hand_over_infos
 from rlmesh_gym.env.reading.infos import read_infos as read_wire_infos
 from rlmesh_gym.errors import ProtocolError, ResetNeededError, UnavailableError
 from rlmesh_gym.lanes import any_true, mint_episode_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -90,6 +90,7 @@ class Endpoint:
         last: Last observation of each of them.
         is_lost: It must be reset as a whole before anything else.
         is_loss_told: The user has been told so by an error or by the flags of a step.
+        watch: Called with each answer that came, for those who keep its timings.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Endpoint:
         self.last = LastObservation(codec, self.num_envs)
         self.is_lost = False
         self.is_loss_told = True
+        self.watch: Callable[[Pending[Any]], None] | None = None
         # The slot of one lane is the whole endpoint, so whole requests do for it.
         self.can_reset_lanes = session.has_partial_reset or self.num_envs == 1
         self.can_step_lanes = session.has_lane_operations or self.num_envs == 1
@@ -150,7 +152,7 @@ class Endpoint:
             actions: One row per lane.
             episode_ids: Ids to send; the table's where None.
         """
-        value = self.action_codec.encode(actions, self.num_envs)
+        value = self.session.pack(self.action_codec, actions, self.num_envs)
         ids = self.table.episode_ids[self.rows] if episode_ids is None else episode_ids
         try:
             return self.session.step(value, episode_ids=ids)
@@ -167,7 +169,7 @@ class Endpoint:
             actions: Rows of *all* lanes of the endpoint.
         """
         rows = [leaf[indices] for leaf in actions]
-        value = self.action_codec.encode(rows, len(indices))
+        value = self.session.pack(self.action_codec, rows, len(indices))
         ids = [self.table.episode_ids[self.start + index] for index in indices]
         try:
             return self.session.step(value, env_indices=indices, episode_ids=ids)
@@ -277,12 +279,25 @@ class Endpoint:
         self.table.begin([self.start + index for index in indices], seeds, episode_ids)
 
     def interrupt(self, index: int) -> None:
-        """Record the running episode of one lane as cut off."""
+        """Record the running episode of one lane as interrupted, unless that was cut already."""
         lane = self.start + index
-        self.log.append(self.table.record(lane, endpoint=self.address, interrupted=True))
+        if not self.table.is_cut[lane]:
+            self.log.append(self.table.record(lane, endpoint=self.address, interrupted=True))
 
-    def read_infos(self, message: meta_pb2.MetaMap, count: int) -> LaneInfos | BatchedInfos | None:
+    def cut(self, index: int, final_info: dict[str, Any]) -> None:
+        """Record the running episode of one lane as truncated, though its env would go on."""
+        lane = self.start + index
+        self.log.append(
+            self.table.record(lane, endpoint=self.address, truncated=True, final_info=final_info)
+        )
+        self.table.is_cut[lane] = True
+
+    def read_infos(
+        self, message: meta_pb2.MetaMap | list[Any] | dict[str, Any] | None, count: int
+    ) -> LaneInfos | BatchedInfos | None:
         """Read the infos of ``count`` rows; None when there are none."""
+        if message is None or isinstance(message, (dict, list)):
+            return hand_over_infos(message, count)
         if not message.entries:
             return None
         return read_wire_infos(

@@ -77,14 +77,17 @@ class Run:
         """
         if self.pending is None:
             return
+        pending = self.pending
         try:
-            message = self.pending.result(timeout)
+            message = pending.result(timeout)
         except DeadlineError:
             raise
         except Error as error:
             self._resume(None, error)
-        else:
-            self._resume(message, None)
+            return
+        if self.endpoint.watch is not None:
+            self.endpoint.watch(pending)
+        self._resume(message, None)
 
     def _resume(self, message: Any, failure: Error | None) -> None:
         self.is_torn = True

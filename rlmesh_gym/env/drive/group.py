@@ -157,16 +157,32 @@ class EndpointGroup:
             restarts=self._recovery is not None,
         )
 
-    def start_step(self, actions: Leaves, buffers: Leaves | None = None) -> None:
-        """Send a step of all lanes.
+    def start_step(
+        self,
+        actions: Leaves,
+        buffers: Leaves | None = None,
+        *,
+        stepped: NDArray[np.bool_] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """Send a step of all lanes, or of some.
 
         Args:
             actions: One row per lane, checked.
             buffers: Where observations go; new ones where None.
+            stepped: Lanes to step, which must then have lane operations; None for all.
+            read_only: The observations are only read, so they may be views of what came.
         """
-        batch = Batch(self.codec, self.num_envs, buffers)
+        batch = Batch(self.codec, self.num_envs, buffers, read_only=read_only)
         call = Call("step", batch)
-        if len(self.endpoints) == 1 and not self.endpoints[0].is_lost:
+        if stepped is not None and not stepped.all():
+            for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
+                chosen = np.flatnonzero(stepped[endpoint.rows]).tolist()
+                batch.put_rows(endpoint.rows, endpoint.last.rows())
+                if chosen:
+                    rows = [leaf[endpoint.rows] for leaf in actions]
+                    call.runs.append(Run(endpoint, conversion.step_some(chosen, rows, batch)))
+        elif len(self.endpoints) == 1 and not self.endpoints[0].is_lost:
             call.runs.append(Run(self.endpoints[0], self.conversions[0].step(actions, batch)))
         else:
             for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
@@ -190,6 +206,8 @@ class EndpointGroup:
         mask: NDArray[np.bool_] | None,
         options: Mapping[str, Any] | None,
         buffers: Leaves | None = None,
+        *,
+        read_only: bool = False,
     ) -> None:
         """Send a reset.
 
@@ -198,6 +216,7 @@ class EndpointGroup:
             mask: Lanes to reset; None for all.
             options: For the environments.
             buffers: Where observations go; new ones where None.
+            read_only: See :meth:`start_step`.
 
         Raises:
             ResetNeededError: A lane outside the mask has no observation yet.
@@ -206,7 +225,7 @@ class EndpointGroup:
         self._take_in_late(self.timeouts.reset)
         if mask is not None:
             check_observed(self.endpoints, mask)
-        batch = Batch(self.codec, self.num_envs, buffers)
+        batch = Batch(self.codec, self.num_envs, buffers, read_only=read_only)
         call = Call("reset", batch)
         for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
             chosen = None if mask is None else np.flatnonzero(mask[endpoint.rows]).tolist()

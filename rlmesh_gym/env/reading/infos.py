@@ -29,6 +29,7 @@ __all__ = [
     "BatchedInfos",
     "Infos",
     "LaneInfos",
+    "hand_over_infos",
     "lane_values",
     "plain",
     "read_infos",
@@ -116,6 +117,17 @@ def read_infos(
             infos[FINAL_OBS] = [_terminal(item, observation_codec) for item in final]
         if isinstance(infos.get(FINAL_INFO), dict):
             conformance.take_from(infos[FINAL_INFO])
+    return BatchedInfos(infos, num_rows)
+
+
+def hand_over_infos(
+    infos: list[Any] | dict[str, Any] | None, num_rows: int
+) -> LaneInfos | BatchedInfos | None:
+    """Take over infos of an environment in this process: one dict per lane, or a batched one."""
+    if not infos:
+        return None
+    if isinstance(infos, list):
+        return LaneInfos([row if isinstance(row, dict) else {} for row in infos])
     return BatchedInfos(infos, num_rows)
 
 

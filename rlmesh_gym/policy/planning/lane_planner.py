@@ -102,6 +102,11 @@ class LanePlanner:
         if self._given_out_ns:
             self._delay.note_step(time.perf_counter_ns() - self._given_out_ns)
             self._given_out_ns = 0
+        watcher = self._adapter.watcher
+        if watcher is not None and self._adapter.history is not None:
+            running = np.flatnonzero(bounds.active)
+            ids = [bounds.episode_ids[lane] for lane in running.tolist()]
+            observations = watcher.transform(self._step, running, ids, observations)
         self._turn(observations, bounds)
         planned = self._fill(observations, bounds)
         begun = time.perf_counter()
@@ -189,12 +194,17 @@ class LanePlanner:
 
     def _load(self, plan: Plan) -> None:
         chunk, counts = plan.chunk()
-        self._adapter.learn(plan)
-        self._delay.note_answer(plan.elapsed_ns)
+        self._learn(plan, chunk, counts)
         begun = time.perf_counter()
         self._replay.load(plan.lanes, chunk, counts=counts)
         self._plan_steps[plan.lanes] = plan.step
         self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
+
+    def _learn(self, plan: Plan, chunk: Leaves, counts: NDArray[np.intp]) -> None:
+        self._adapter.learn(plan)
+        self._delay.note_answer(plan.elapsed_ns)
+        if self._adapter.watcher is not None:
+            self._adapter.watcher.planned(plan, chunk, counts)
 
     def _load_early(self, plan: Plan, rows: NDArray[np.intp]) -> None:
         is_new = plan.num_frames == 0
@@ -205,8 +215,7 @@ class LanePlanner:
                 raise
             return  # Those of its lanes that are due are asked for one by one.
         if is_new:
-            self._adapter.learn(plan)
-            self._delay.note_answer(plan.elapsed_ns)
+            self._learn(plan, chunk, counts)
         # Exactly the frames of the steps that the lane has taken since it was seen.
         passed = self._step - plan.step
         lanes = plan.lanes[rows]

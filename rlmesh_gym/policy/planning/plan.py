@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rlmesh_gym._proto.model.v1 import interaction_pb2
     from rlmesh_gym.codec import SpaceCodec
     from rlmesh_gym.policy.stats import PolicyStats
-    from rlmesh_gym.rpc import Pending
+    from rlmesh_gym.rpc import InProcessPending, Pending
 
-__all__ = ["ActionReader", "Plan"]
+__all__ = ["ActionReader", "ModelPending", "Plan"]
+
+ModelPending: TypeAlias = "Pending[Any] | InProcessPending[Any]"
+"""A model's answer that is due, over the wire or in process."""
 
 
 class ActionReader:
@@ -96,6 +98,7 @@ class Plan:
         explain: Names endpoint, env and episodes in an error.
         on_failure: Called with the plan, positions in ``lanes`` and the error, if any, for rows
             that fail or are given up; once for every row at most.
+        on_answer: Called with each answer that came, before it is read; may refuse it.
 
     Attributes:
         lanes: The lanes.
@@ -109,13 +112,14 @@ class Plan:
         lanes: NDArray[np.intp],
         episode_ids: Sequence[str],
         step: int,
-        requests: Sequence[tuple[NDArray[np.intp], Pending[interaction_pb2.PredictResponse]]],
+        requests: Sequence[tuple[NDArray[np.intp], ModelPending]],
         *,
         reader: ActionReader,
         deadline: float | None,
         stats: PolicyStats,
         explain: Callable[[RemoteError, Sequence[str]], None],
         on_failure: Callable[[Plan, NDArray[np.intp], BaseException | None], None],
+        on_answer: Callable[[ModelPending, Any], None],
     ) -> None:
         self.lanes = lanes
         self.episode_ids = tuple(episode_ids)
@@ -127,6 +131,7 @@ class Plan:
         self._stats = stats
         self._explain = explain
         self._on_failure = on_failure
+        self._on_answer = on_answer
         self._is_wanted = np.ones(len(lanes), np.bool_)
         self._chunk: tuple[list[NDArray[Any]], NDArray[np.intp]] | None = None
 
@@ -180,9 +185,7 @@ class Plan:
         self._is_wanted = self._is_wanted & ~given_up
         self._on_failure(self, np.flatnonzero(given_up), error)
 
-    def _read(
-        self, rows: NDArray[np.intp], pending: Pending[interaction_pb2.PredictResponse]
-    ) -> list[NDArray[Any]]:
+    def _read(self, rows: NDArray[np.intp], pending: ModelPending) -> list[NDArray[Any]]:
         ids = [self.episode_ids[row] for row in rows]
         begun = time.perf_counter()
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -203,6 +206,7 @@ class Plan:
             raise
         waited_until = time.perf_counter()
         try:
+            self._on_answer(pending, response)
             frames = self._reader.read(response.actions, len(rows))
         except CodecError as error:
             invalid = ModelError(
@@ -231,8 +235,7 @@ class Plan:
         counts = np.zeros(len(self.lanes), np.intp)
         for (rows, pending), answer in zip(self._requests, answers, strict=True):
             # An action space without leaves still has frames, which only the message shows.
-            sent = len(pending.response.predict.actions)
-            counts[rows] = answer[0].shape[0] if answer else sent
+            counts[rows] = answer[0].shape[0] if answer else len(pending.result(0).actions)
         self.num_frames = int(counts.max(initial=0))
         if len(answers) == 1:
             return [leaf.swapaxes(0, 1) for leaf in answers[0]], counts
