@@ -32,10 +32,11 @@ from rlmesh_gym.runtime.telemetry import Telemetry, TelemetryTicker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.calls import EventLike
     from rlmesh_gym.runtime.ends.protocols import ModelNeeds, RuntimeEnv, RuntimeModel
     from rlmesh_gym.runtime.hooks.table import RuntimeHooks
-    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary, TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
 __all__ = ["RuntimeDriver"]
@@ -206,7 +207,7 @@ class _Run:
             first.report = report  # type: ignore[attr-defined]
         raise first
 
-    def _emit_interrupted(self, summary: EpisodeSummary) -> None:
+    def _emit_interrupted(self, summary: EpisodeRecord) -> None:
         if self.loop is not None:
             self.loop.emit_completed(summary)
 
@@ -389,7 +390,7 @@ class _Run:
     def _report(
         self,
         failure: BaseException | None,
-        interrupted: list[EpisodeSummary],
+        interrupted: list[EpisodeRecord],
         telemetry: TelemetrySnapshot,
     ) -> RuntimeReport:
         completed = [] if self.loop is None else self.loop.episodes

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.context import RunContext
     from rlmesh_gym.runtime.ends.endpoint_lanes import EndpointLanes
     from rlmesh_gym.runtime.ends.predictor import Predictor
     from rlmesh_gym.runtime.ends.protocols import StepReply
     from rlmesh_gym.runtime.ends.rows import Rows, RowStore
-    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary
 
 __all__ = ["RunLoop"]
 
@@ -59,7 +59,7 @@ class RunLoop:
         predictor: Predictor,
         observations: RowStore,
     ) -> None:
-        self.episodes: list[EpisodeSummary] = []
+        self.episodes: list[EpisodeRecord] = []
         self._context = context
         self._book = context.book
         self._hooks = context.hooks
@@ -98,7 +98,7 @@ class RunLoop:
             self._tick += 1
         return "max_episodes"
 
-    def interrupted(self) -> list[EpisodeSummary]:
+    def interrupted(self) -> list[EpisodeRecord]:
         """Write up the episodes that are going on, for a run that ends before them."""
         book = self._book
         return [book.summarise(lane, interrupted=True) for lane in book.lanes_in(LaneState.PLAYING)]
@@ -292,7 +292,7 @@ class RunLoop:
         call = part.env.render(part.local(lane))
         return self._context.calls.untimed(call, self._context.spec.limits.env_step_timeout)
 
-    def emit_completed(self, summary: EpisodeSummary) -> None:
+    def emit_completed(self, summary: EpisodeRecord) -> None:
         """Tell the hooks of an episode that is over."""
         if self._hooks.listens("episode_completed"):
             self._context.emit("episode_completed", events.EpisodeCompleted, episode=summary)

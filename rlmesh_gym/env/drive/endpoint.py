@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.env.open.sources import Source
     from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos
-    from rlmesh_gym.lanes import EpisodeLog, LaneTable
+    from rlmesh_gym.episodes import EpisodeLog
+    from rlmesh_gym.lanes import LaneTable
     from rlmesh_gym.rpc import EnvSession, Pending
 
 __all__ = ["Endpoint", "StepReply"]
@@ -252,6 +253,7 @@ class Endpoint:
             self.table.record(
                 self.start + index,
                 endpoint=self.address,
+                env_id=self.session.contract.env_id,
                 terminated=bool(reply.terminations[row]),
                 truncated=bool(reply.truncations[row]),
                 final_info=final_info,
@@ -279,7 +281,10 @@ class Endpoint:
     def interrupt(self, index: int) -> None:
         """Record the running episode of one lane as cut off."""
         lane = self.start + index
-        self.log.append(self.table.record(lane, endpoint=self.address, interrupted=True))
+        env_id = self.session.contract.env_id
+        self.log.append(
+            self.table.record(lane, endpoint=self.address, env_id=env_id, interrupted=True)
+        )
 
     def read_infos(self, message: meta_pb2.MetaMap, count: int) -> LaneInfos | BatchedInfos | None:
         """Read the infos of ``count`` rows; None when there are none."""
