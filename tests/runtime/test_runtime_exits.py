@@ -377,7 +377,7 @@ def test_step_timeout(socket_dir: Path) -> None:
     # Who was late, with what, and for whom; the model hears of it too.
     [cut] = found.report.episodes
     place = f"(at step 0, lanes [0], episodes {cut.episode_id})"
-    for part in (found.error.endpoint, "step: no answer within 0.1 s", place):
+    for part in (found.error.endpoint, "step: no answer within", place):
         assert part in str(found.error)
         assert part in reasons[0]
     # A call that failed is no operation.
