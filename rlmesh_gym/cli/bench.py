@@ -18,7 +18,7 @@ from rlmesh_gym.cli.options import (
 )
 from rlmesh_gym.env import RemoteVectorEnv
 from rlmesh_gym.rpc import EnvSession
-from rlmesh_gym.runtime.report.tables import format_duration, text_table
+from rlmesh_gym.runtime.report.formatting import format_duration, text_table
 
 if TYPE_CHECKING:
     import argparse

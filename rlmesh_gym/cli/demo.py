@@ -13,13 +13,11 @@ import rlmesh_gym  # noqa: F401 - registers the id
 from rlmesh_gym.cli.demo_learner import PPO, Rollout
 from rlmesh_gym.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from rlmesh_gym.cli.options import positive_int
-from rlmesh_gym.runtime.report.tables import format_number, text_table
+from rlmesh_gym.runtime.report.episode_table import episodes_text
+from rlmesh_gym.runtime.report.formatting import format_number
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-
-    from rlmesh_gym.lanes import EpisodeRecord
 
 __all__ = ["configure", "execute"]
 
@@ -63,7 +61,7 @@ def execute(options: argparse.Namespace) -> int:
         steps = _train(envs, learner, options.seed, options.updates, began)
         after = _evaluate(envs, learner, seed=options.seed + 2000)
         remote: Any = envs.unwrapped
-        print(f"\nthe last episodes\n{_episode_table(remote.episodes.completed)}")
+        print(f"\nthe last episodes\n{episodes_text(remote.episodes.completed, limit=10)}")
     finally:
         envs.close()
     seconds = time.perf_counter() - began
@@ -126,22 +124,3 @@ def _evaluate(envs: Any, learner: PPO, seed: int) -> float:
         returns += rewards * running
         running &= ~(terminations | truncations)
     return float(returns.mean())
-
-
-def _episode_table(episodes: Sequence[EpisodeRecord]) -> str:
-    last = episodes[-10:]
-    return text_table(
-        ("episode", "lane", "return", "length", "end", "seconds"),
-        [
-            (
-                f"…{episode.episode_id[-12:]}",
-                str(episode.lane),
-                format_number(episode.episode_return),
-                str(episode.length),
-                "terminated" if episode.terminated else "truncated",
-                f"{episode.duration:.2f}",
-            )
-            for episode in last
-        ],
-        left=(0, 4),
-    )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.exit_codes import EXIT_DONE
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.runtime.report.formatting import text_table
 from rlmesh_gym.runtime.report.report_files import write_report
 from rlmesh_gym.runtime.report.shards import merge_episodes, merged_report
-from rlmesh_gym.runtime.report.tables import report_text, text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -61,5 +61,5 @@ def execute(options: argparse.Namespace) -> int:
         print(f"{len(merged.conflicts):,} duplicates differ in content; the first one was kept")
     if merged.damaged:
         print(f"{merged.damaged:,} unreadable lines were passed over")
-    print(f"\n{report_text(report)}\n\nwritten to {target}")
+    print(f"\n{report}\n\nwritten to {target}")
     return EXIT_DONE

@@ -16,9 +16,9 @@ from rlmesh_gym.cli.options import (
     positive_int,
 )
 from rlmesh_gym.errors import AuthenticationError, ProtocolError
+from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.rpc import EnvSession, ModelSession
-from rlmesh_gym.runtime.report.records import jsonable
-from rlmesh_gym.runtime.report.tables import format_duration, one_line
+from rlmesh_gym.runtime.report.formatting import fact_lines, format_duration, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -146,8 +146,7 @@ def _table(facts: dict[str, Any]) -> str:
             f"{format_duration(trip['least'])} to {format_duration(trip['greatest'])})",
         ),
     ]
-    width = max(len(name) for name, _ in pairs)
-    return "\n".join(f"{one_line(name).ljust(width)}  {one_line(value)}" for name, value in pairs)
+    return fact_lines(pairs)
 
 
 def _space_pairs(name: str, tree: Any) -> list[tuple[str, str]]:

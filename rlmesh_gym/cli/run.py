@@ -38,7 +38,6 @@ from rlmesh_gym.runtime.hooks.video import VideoRecorder
 from rlmesh_gym.runtime.report.records import EPISODES_JSONL, EpisodeJournal, read_episodes
 from rlmesh_gym.runtime.report.report_files import read_report, write_report
 from rlmesh_gym.runtime.report.shards import joined_sessions
-from rlmesh_gym.runtime.report.tables import report_text, telemetry_text
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
 
 if TYPE_CHECKING:
@@ -211,7 +210,7 @@ def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _En
         rows = (*journal.rows, *recorder.unwritten)
         report = joined_sessions(session, before, earlier, rows)
         report = dataclasses.replace(report, base_seed=plan.seed)
-        print(f"\n{report_text(report)}\n\n{telemetry_text(report.telemetry)}\n")
+        print(f"\n{report}\n\n{report.telemetry}\n")
         try:
             print(f"report: {write_report(report, directory, journal=journal)}")
         except ConfigurationError as unwritten:

@@ -22,6 +22,7 @@ from rlmesh_gym.errors import (
     ClosedError,
     ConfigurationError,
     NoPendingCallError,
+    UnsupportedAttributeError,
     UnsupportedCallError,
 )
 
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.env.drive.exchange import InfoRows
     from rlmesh_gym.env.drive.reset_arguments import Seeds
-    from rlmesh_gym.lanes import EpisodeLog, LanePhase
+    from rlmesh_gym.episodes import EpisodeLog
+    from rlmesh_gym.lanes import LanePhase
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
     StepResult = tuple[
@@ -373,9 +375,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         """Not to be had: the lanes' generators live at the endpoints.
 
         Raises:
-            UnsupportedCallError: Always.
+            UnsupportedAttributeError: Always, so that ``hasattr`` is False.
         """
-        raise UnsupportedCallError(
+        raise UnsupportedAttributeError(
             "np_random: the lanes' random generators live at the endpoints; seed them with "
             "reset(seed=...), and actions with action_space.seed(...)"
         )

@@ -6,13 +6,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlmesh_gym.errors import DeadlineError
 from rlmesh_gym.runtime.calls import CompletedCall
+from rlmesh_gym.runtime.deadlines import add_place
 from rlmesh_gym.runtime.telemetry import MODEL_PREDICT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rlmesh_gym.runtime.calls import Call, Waiter
+    from rlmesh_gym.runtime.deadlines import CallPlace
     from rlmesh_gym.runtime.ends.lane_book import LaneBook
     from rlmesh_gym.runtime.hooks.table import HookTable
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
@@ -47,7 +50,12 @@ class TimedCalls:
         return self._waiter.wait(call, timeout)
 
     def together(
-        self, calls: Sequence[Call[T]], operation: str, began: float, timeout: float | None
+        self,
+        calls: Sequence[Call[T]],
+        operation: str,
+        began: float,
+        timeout: float | None,
+        place_of: Callable[[int], CallPlace],
     ) -> list[T]:
         """Wait for calls that were sent one after the other and are in flight together.
 
@@ -56,6 +64,7 @@ class TimedCalls:
             operation: What they are, for the telemetry.
             began: ``time.perf_counter()`` from before the first was made.
             timeout: Seconds that they have in all; None for ever.
+            place_of: Says what a call, by its number, is for; asked when it is late.
 
         Returns:
             Their results.
@@ -69,17 +78,18 @@ class TimedCalls:
         timings: list[CallTiming] = []
         self._telemetry.begin(operation)
         try:
-            for call in calls:
+            for number, call in enumerate(calls):
                 left = timeout
                 if timeout is not None:
                     left = max(0.0, timeout - (time.perf_counter() - began))
                 try:
                     results.append(self._waiter.wait(call, left))
-                finally:
-                    if call.done():
-                        timing = call.timing
-                        timings.append(timing)
-                        self._telemetry.record(operation, timing)
+                except DeadlineError as error:
+                    add_place(error, place_of(number))
+                    raise
+                timing = call.timing
+                timings.append(timing)
+                self._telemetry.record(operation, timing)
         finally:
             self._telemetry.end()
         waited = time.perf_counter() - began

@@ -32,10 +32,11 @@ from rlmesh_gym.runtime.telemetry import Telemetry, TelemetryTicker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.calls import EventLike
     from rlmesh_gym.runtime.ends.protocols import ModelNeeds, RuntimeEnv, RuntimeModel
     from rlmesh_gym.runtime.hooks.table import RuntimeHooks
-    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary, TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
 __all__ = ["RuntimeDriver"]
@@ -144,10 +145,11 @@ class _Run:
         self.parts: list[EndpointLanes] = []
         self.book: LaneBook | None = None
         self.loop: RunLoop | None = None
+        self.predictor: Predictor | None = None
         self.ticker: TelemetryTicker | None = None
         self.is_valid = False
         self.is_resolving = False
-        self.stop_reason = "failed"
+        self.stop_reason = self.release_reason = "failed"
         self.started_at = time.time()
         self.began = time.monotonic()
         self.loop_duration = 0.0
@@ -165,9 +167,10 @@ class _Run:
             try:
                 self._play(waiter)
             except CancelledRunError:
-                self.stop_reason = _cancel_text(cancellation, reason)
+                self.stop_reason = self.release_reason = _cancel_text(cancellation, reason)
             except BaseException as error:
                 failure = error
+                self.release_reason = f"failed: {type(error).__name__}: {error}"
         return self._settle(failure)
 
     def _settle(self, failure: BaseException | None) -> RuntimeReport:
@@ -206,7 +209,7 @@ class _Run:
             first.report = report  # type: ignore[attr-defined]
         raise first
 
-    def _emit_interrupted(self, summary: EpisodeSummary) -> None:
+    def _emit_interrupted(self, summary: EpisodeRecord) -> None:
         if self.loop is not None:
             self.loop.emit_completed(summary)
 
@@ -227,7 +230,7 @@ class _Run:
         context = RunContext(spec, book, self.hooks, calls, self.identity)
         observations = RowStore(book.num_lanes)
         first = self.parts[0].env
-        predictor = Predictor(
+        self.predictor = Predictor(
             context,
             self.model,
             observations,
@@ -235,11 +238,11 @@ class _Run:
             wants_history=needs.wants_history,
             asks_apart=self._asks_apart(),
         )
-        self.loop = RunLoop(context, self.parts, predictor, observations)
+        self.loop = RunLoop(context, self.parts, self.predictor, observations)
         self._emit_started()
         began = time.monotonic()
         try:
-            self.stop_reason = self.loop.run()
+            self.stop_reason = self.release_reason = self.loop.run()
         finally:
             # Connecting and setting up are no part of it.
             self.loop_duration = time.monotonic() - began
@@ -372,7 +375,7 @@ class _Run:
             self.hooks.log(logging.WARNING, "an on_telemetry hook is still at work; left behind")
 
     def _release(self) -> None:
-        self.model.release(self.stop_reason).result(self.spec.limits.close_timeout)
+        self.model.release(self.release_reason).result(self.spec.limits.close_timeout)
 
     def _quietly(self, what: str, action: Callable[[], None]) -> None:
         """Do one step of letting go; its failure is logged and never hides an earlier error."""
@@ -389,11 +392,12 @@ class _Run:
     def _report(
         self,
         failure: BaseException | None,
-        interrupted: list[EpisodeSummary],
+        interrupted: list[EpisodeRecord],
         telemetry: TelemetrySnapshot,
     ) -> RuntimeReport:
         completed = [] if self.loop is None else self.loop.episodes
-        book = self.book
+        book, predictor, asked = self.book, self.predictor, self.spec.execution_horizon
+        executed = (predictor.most_frames if predictor else 0) or asked
         return RuntimeReport(
             session_id=self.spec.session_id,
             run_id=self.run_id,
@@ -403,7 +407,10 @@ class _Run:
             env_endpoints=self._env_endpoints(),
             model_endpoint=self.model.endpoint,
             base_seed=self.spec.base_seed,
-            execution_horizon=self.spec.execution_horizon,
+            execution_horizon=executed,
+            requested_horizon=asked,
+            predict_calls=predictor.calls if predictor else 0,
+            predict_rows=predictor.rows if predictor else 0,
             episodes=(*sorted(completed, key=lambda episode: episode.index), *interrupted),
             total_steps=0 if book is None else book.total_steps,
             total_reward=0.0 if book is None else book.total_reward,
@@ -412,7 +419,9 @@ class _Run:
             stop_reason=self.stop_reason if failure is None else "failed",
             error=None if failure is None else f"{type(failure).__name__}: {failure}",
             telemetry=telemetry,
-            bottleneck=self.shares.bottleneck(self.loop_duration),
+            bottleneck=self.shares.bottleneck(
+                self.loop_duration, longer_horizon_helps=executed >= asked
+            ),
         )
 
 

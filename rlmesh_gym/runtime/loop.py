@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlmesh_gym.errors import ConfigurationError, StateError
+from rlmesh_gym.runtime.deadlines import CallPlace
 from rlmesh_gym.runtime.ends.lane_book import LaneState
 from rlmesh_gym.runtime.ends.rows import gather
 from rlmesh_gym.runtime.hooks import events
 from rlmesh_gym.runtime.telemetry import ENV_RESET, ENV_STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.context import RunContext
     from rlmesh_gym.runtime.ends.endpoint_lanes import EndpointLanes
     from rlmesh_gym.runtime.ends.predictor import Predictor
     from rlmesh_gym.runtime.ends.protocols import StepReply
     from rlmesh_gym.runtime.ends.rows import Rows, RowStore
-    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary
 
 __all__ = ["RunLoop"]
 
@@ -59,7 +60,7 @@ class RunLoop:
         predictor: Predictor,
         observations: RowStore,
     ) -> None:
-        self.episodes: list[EpisodeSummary] = []
+        self.episodes: list[EpisodeRecord] = []
         self._context = context
         self._book = context.book
         self._hooks = context.hooks
@@ -98,7 +99,7 @@ class RunLoop:
             self._tick += 1
         return "max_episodes"
 
-    def interrupted(self) -> list[EpisodeSummary]:
+    def interrupted(self) -> list[EpisodeRecord]:
         """Write up the episodes that are going on, for a run that ends before them."""
         book = self._book
         return [book.summarise(lane, interrupted=True) for lane in book.lanes_in(LaneState.PLAYING)]
@@ -127,7 +128,7 @@ class RunLoop:
                 )
             )
         timeout = spec.limits.env_reset_timeout
-        replies = self._context.calls.together(calls, ENV_RESET, began, timeout)
+        replies = self._context.calls.together(calls, ENV_RESET, began, timeout, self._places(sent))
         for (_, lanes, ids), reply in zip(sent, replies, strict=True):
             self._observations.put(lanes, reply.observations)
             if not reply.is_seeded:
@@ -162,6 +163,9 @@ class RunLoop:
                 render=self._render,
             )
 
+    def _places(self, sent: list[_Sent]) -> Callable[[int], CallPlace]:
+        return lambda number: CallPlace(self._tick, sent[number].lanes, sent[number].ids)
+
     def _part_of(self, lane: int) -> EndpointLanes:
         return next(part for part in self._parts if lane in part.lanes)
 
@@ -187,7 +191,7 @@ class RunLoop:
             sent.append(_Sent(part, lanes, ids))
             calls.append(part.env.step(rows, lanes=part.named(lanes), episode_ids=ids))
         timeout = self._context.spec.limits.env_step_timeout
-        replies = self._context.calls.together(calls, ENV_STEP, began, timeout)
+        replies = self._context.calls.together(calls, ENV_STEP, began, timeout, self._places(sent))
         return self._take_in(playing, actions, sent, replies)
 
     def _fill_up(self, lanes: list[int], playing: list[int], actions: Rows | None) -> Rows:
@@ -292,7 +296,7 @@ class RunLoop:
         call = part.env.render(part.local(lane))
         return self._context.calls.untimed(call, self._context.spec.limits.env_step_timeout)
 
-    def emit_completed(self, summary: EpisodeSummary) -> None:
+    def emit_completed(self, summary: EpisodeRecord) -> None:
         """Tell the hooks of an episode that is over."""
         if self._hooks.listens("episode_completed"):
             self._context.emit("episode_completed", events.EpisodeCompleted, episode=summary)

@@ -116,6 +116,17 @@ def test_rows_predicted_are_as_few_as_chunks_allow(socket_dir: Path, kind: str) 
     assert rows == sum(-(-episode.length // 2) for episode in report.episodes)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_the_horizon_reported_is_the_one_executed(chunk: int) -> None:
+    handler = SteadyModel(chunk)
+    report = run(make("NEXT_STEP"), handler, episodes=6, execution_horizon=4)
+    assert (report.execution_horizon, report.requested_horizon) == (chunk, 4)
+    assert report.predict_calls == len(handler.predicted)
+    assert report.predict_rows == sum(len(ids) for ids in handler.predicted)
+    assert len(report.notes) == (chunk < 4)
+    assert ("longer execution horizon" in report.bottleneck.sentence) <= (chunk == 4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("episodes", [0, 1, 2, 3, 5])
 def test_exactly_the_episodes_asked_for(socket_dir: Path, kind: str, episodes: int) -> None:

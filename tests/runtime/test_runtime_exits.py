@@ -275,7 +275,7 @@ def test_model_error(socket_dir: Path) -> None:
         found = leave(env, model.address)
     assert isinstance(found.error, ModelError)
     assert "out of ideas" in str(found.error)
-    assert found.report.telemetry.row("model.predict", "rpc.total") is not None
+    assert found.report.telemetry.row("model.predict", "rpc.total") is None  # No operation.
     assert_released(model)
 
 
@@ -363,11 +363,25 @@ def test_transform_to_what_is_no_action(socket_dir: Path) -> None:
 def test_step_timeout(socket_dir: Path) -> None:
     env = BlockingEnv()
     limits = RuntimeLimits(env_step_timeout=0.1, close_timeout=CLOSE, telemetry_window=0.01)
-    with env_server(socket_dir, [env]) as address, raw_model(socket_dir) as model:
+    reasons: list[str] = []
+
+    def listen(request: Any, response: Any) -> None:
+        if request.HasField("release_adapter"):
+            reasons.append(request.release_adapter.reason)
+
+    with env_server(socket_dir, [env]) as address, raw_model(socket_dir, listen) as model:
         found = leave(address, model.address, limits=limits)
         env.release.set()
     assert isinstance(found.error, DeadlineError)
     assert "limits.env_step_timeout" in str(found.error)
+    # Who was late, with what, and for whom; the model hears of it too.
+    [cut] = found.report.episodes
+    place = f"(at step 0, lanes [0], episodes {cut.episode_id})"
+    for part in (found.error.endpoint, "step: no answer within", place):
+        assert part in str(found.error)
+        assert part in reasons[0]
+    # A call that failed is no operation.
+    assert found.report.telemetry.row("env.step", "rpc.total") is None
     assert 0.1 <= found.seconds < CLOSE + 1
     windows = [snapshot for snapshot in found.witness.snapshots if snapshot.horizon == "window"]
     # Windows went on while the call hung, and said so.
@@ -388,6 +402,8 @@ def test_predict_timeout(socket_dir: Path) -> None:
         release.set()
     assert isinstance(found.error, DeadlineError)
     assert "limits.model_predict_timeout" in str(found.error)
+    [cut] = found.report.episodes
+    assert str(found.error).endswith(f"(at step 0, lanes [0], episodes {cut.episode_id})")
     assert found.seconds < 2 * CLOSE + 2
 
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.env.open.sources import Source
     from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos
-    from rlmesh_gym.lanes import EpisodeLog, LaneTable
+    from rlmesh_gym.episodes import EpisodeLog
+    from rlmesh_gym.lanes import LaneTable
     from rlmesh_gym.rpc import EnvSession, Pending
 
 __all__ = ["Endpoint", "StepReply"]
@@ -250,15 +251,27 @@ class Endpoint:
 
     def record(self, index: int, reply: StepReply, row: int, final_info: dict[str, Any]) -> None:
         """Write up the episode of one lane that ended by itself."""
-        self.log.append(
-            self.table.record(
-                self.start + index,
-                endpoint=self.address,
-                terminated=bool(reply.terminations[row]),
-                truncated=bool(reply.truncations[row]),
-                final_info=final_info,
-            )
+        self._write_up(
+            index,
+            terminated=bool(reply.terminations[row]),
+            truncated=bool(reply.truncations[row]),
+            final_info=final_info,
         )
+
+    def cut(self, index: int, final_info: dict[str, Any]) -> None:
+        """Write up the running episode of one lane as truncated, though its env would go on."""
+        self._write_up(index, truncated=True, final_info=final_info)
+        self.table.is_cut[self.start + index] = True
+
+    def interrupt(self, index: int) -> None:
+        """Write up the running episode of one lane as interrupted, unless that is done already."""
+        if not self.table.is_cut[self.start + index]:
+            self._write_up(index, interrupted=True)
+
+    def _write_up(self, index: int, **outcome: Any) -> None:
+        env_id = self.session.contract.env_id
+        lane = self.start + index
+        self.log.append(self.table.record(lane, endpoint=self.address, env_id=env_id, **outcome))
 
     # Resets
 
@@ -277,20 +290,6 @@ class Endpoint:
             if not self.ended[index] and self.lengths[index]:
                 self.interrupt(index)
         self.table.begin([self.start + index for index in indices], seeds, episode_ids)
-
-    def interrupt(self, index: int) -> None:
-        """Record the running episode of one lane as interrupted, unless that was cut already."""
-        lane = self.start + index
-        if not self.table.is_cut[lane]:
-            self.log.append(self.table.record(lane, endpoint=self.address, interrupted=True))
-
-    def cut(self, index: int, final_info: dict[str, Any]) -> None:
-        """Record the running episode of one lane as truncated, though its env would go on."""
-        lane = self.start + index
-        self.log.append(
-            self.table.record(lane, endpoint=self.address, truncated=True, final_info=final_info)
-        )
-        self.table.is_cut[lane] = True
 
     def read_infos(
         self, message: meta_pb2.MetaMap | list[Any] | dict[str, Any] | None, count: int

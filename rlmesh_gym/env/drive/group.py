@@ -17,6 +17,7 @@ from rlmesh_gym.env.drive.exchange import Call, Run, is_final
 from rlmesh_gym.env.drive.readiness import check_observed, check_steppable
 from rlmesh_gym.env.drive.recovery import INTERRUPTED, Recovery
 from rlmesh_gym.env.reading.frames import FrameReader
+from rlmesh_gym.episodes import EpisodeLog
 from rlmesh_gym.errors import (
     ClosedError,
     DeadlineError,
@@ -27,7 +28,7 @@ from rlmesh_gym.errors import (
     PendingCallError,
     RemoteError,
 )
-from rlmesh_gym.lanes import EpisodeLog, LaneTable
+from rlmesh_gym.lanes import LaneTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlmesh_gym.runtime.report.records import jsonable
+from rlmesh_gym.plain_data import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,8 +10,7 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_gym.lanes import LaneTable, mint_episode_id, success_of
-from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary
+from rlmesh_gym.lanes import LaneTable, mint_episode_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
@@ -77,7 +77,6 @@ class LaneBook:
         self._quotas = [spec.quota(lane, self.num_lanes) for lane in range(self.num_lanes)]
         # Episodes begun per lane, those that do not count included: also the reset generation.
         self._begun = [0] * self.num_lanes
-        self._begun_at = [0.0] * self.num_lanes
         self._waits_before = [(0.0, 0.0)] * self.num_lanes
 
     def lanes_in(self, state: LaneState) -> list[int]:
@@ -122,7 +121,6 @@ class LaneBook:
         counts = self.has_next(lane)
         self.table.begin([lane], [seed], [episode_id])
         self._begun[lane] += 1
-        self._begun_at[lane] = time.time()
         self._waits_before[lane] = self._shares.env_wait, self._shares.policy_wait
         self.states[lane] = LaneState.PLAYING if counts else LaneState.RESTING
         return counts
@@ -167,27 +165,18 @@ class LaneBook:
         truncated: bool = False,
         interrupted: bool = False,
         final_info: dict[str, Any] | None = None,
-    ) -> EpisodeSummary:
+    ) -> EpisodeRecord:
         """Write up the episode that the lane plays; nothing in the book changes."""
-        table = self.table
-        info = {} if final_info is None else final_info
         env_before, policy_before = self._waits_before[lane]
-        return EpisodeSummary(
-            episode_id=table.episode_ids[lane],
-            lane=lane,
+        return self.table.record(
+            lane,
             endpoint=self._endpoints[lane],
             env_id=self._env_id,
-            seed=table.seeds[lane],
-            length=int(table.lengths[lane]),
-            episode_return=float(table.returns[lane]),
             terminated=terminated,
             truncated=truncated,
             interrupted=interrupted,
-            success=None if interrupted else success_of(info),
-            started_at=self._begun_at[lane],
-            duration=(time.monotonic_ns() - int(table.begun_ns[lane])) / 1e9,
+            final_info=final_info,
+            index=self.plan_index(lane),
             env_time=self._shares.env_wait - env_before,
             policy_time=self._shares.policy_wait - policy_before,
-            index=self.plan_index(lane),
-            final_info=info,
         )

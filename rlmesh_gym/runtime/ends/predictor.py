@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rlmesh_gym.runtime.deadlines import CallPlace
 from rlmesh_gym.runtime.ends.planning import EvictionQueue, LaneHistory, LaneReplay
 from rlmesh_gym.runtime.hooks import events
 from rlmesh_gym.runtime.telemetry import MODEL_PREDICT
@@ -34,6 +35,11 @@ class Predictor:
         formats: Formats of observations and actions.
         wants_history: The model gets the observations of replayed steps.
         asks_apart: Every row goes to the model in a request of its own.
+
+    Attributes:
+        calls: Predictions answered so far.
+        rows: Rows in them.
+        most_frames: Most frames of one prediction that are executed; 0 before the first.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Predictor:
         self._replay = LaneReplay(num_lanes, context.spec.execution_horizon)
         self._history = LaneHistory(num_lanes)
         self._evictions = EvictionQueue()
+        self.calls = self.rows = self.most_frames = 0
         # Episodes that the model has seen, so that no others are evicted.
         self._known: set[str] = set()
 
@@ -94,9 +101,13 @@ class Predictor:
             MODEL_PREDICT,
             began,
             context.spec.limits.model_predict_timeout,
+            lambda number: CallPlace(step, groups[number][0], context.ids(groups[number][0])),
         )
         for (lanes, _), frames in zip(groups, answers, strict=True):
             kept = self._replay.load(lanes, frames, endpoint=self._model.endpoint)
+            self.most_frames = max(self.most_frames, len(kept))
+            self.calls += 1
+            self.rows += len(lanes)
             if context.hooks.listens("action_received"):
                 context.emit(
                     "action_received",

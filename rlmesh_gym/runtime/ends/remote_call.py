@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
 from rlmesh_gym.errors import CodecError, DeadlineError, ProtocolError
-from rlmesh_gym.runtime.telemetry import CallTiming
+from rlmesh_gym.runtime.telemetry import timing_of_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rlmesh_gym.errors import Error
     from rlmesh_gym.rpc import Pending
+    from rlmesh_gym.runtime.telemetry import CallTiming
 
 __all__ = ["RemoteCall"]
 
@@ -77,20 +77,9 @@ class RemoteCall(Generic[T]):
     def timing(self) -> CallTiming:
         """The endpoint's own timings beside what was measured here."""
         pending = self._pending
-        response = pending.response
-        if response is None:
-            return CallTiming(pending.elapsed_ns, request_bytes=pending.request_bytes)
-        is_env = isinstance(response, env_pb2.JoinResponse)
-        # Nothing takes no time at all: a zero is a field that was not sent.
-        return CallTiming(
+        return timing_of_answer(
+            pending.response,
             pending.elapsed_ns,
-            response.endpoint_total_ns or None,
-            response.queue_ns or None,
-            response.decode_ns or None,
-            response.user_ns or None,
-            response.encode_ns or None,
-            (response.lane_skew_ns or None) if is_env else None,
-            None if is_env else (response.adapter_ns or None),
-            pending.request_bytes,
-            pending.response_bytes,
+            request_bytes=pending.request_bytes,
+            response_bytes=pending.response_bytes,
         )

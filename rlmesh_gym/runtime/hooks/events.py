@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlmesh_gym.runtime.report.records import jsonable
+from rlmesh_gym.plain_data import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.codec import EnvContract
+    from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.ends.rows import Rows
-    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary, RuntimeReport
+    from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 __all__ = [
     "ActionReceived",
@@ -257,12 +258,12 @@ class EpisodeCompleted(RuntimeEvent):
     """An episode that counts is over, or was cut off by the end of the run.
 
     Attributes:
-        episode: Its summary; ``interrupted`` tells the two apart.
+        episode: Its record; ``interrupted`` tells the two apart.
     """
 
     name: ClassVar[str] = "episode_completed"
 
-    episode: EpisodeSummary = field(repr=False)
+    episode: EpisodeRecord = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event with its episode's fields."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rlmesh_gym.runtime.hooks.events import RuntimeEvent
-    from rlmesh_gym.runtime.report.runtime_report import TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
 __all__ = ["JsonLinesRecorder"]
 

@@ -10,7 +10,7 @@ from rlmesh_gym.runtime.hooks.table import RuntimeHooks
 
 if TYPE_CHECKING:
     from rlmesh_gym.runtime.hooks import events
-    from rlmesh_gym.runtime.report.runtime_report import TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
 __all__ = ["ProgressBar"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rlmesh_gym.runtime.report.runtime_report import TelemetryRow, TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetryRow, TelemetrySnapshot
 
 __all__ = ["prometheus_text"]
 

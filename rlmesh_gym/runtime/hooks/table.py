@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.runtime.hooks import events
     from rlmesh_gym.runtime.hooks.events import LogEvent
-    from rlmesh_gym.runtime.report.runtime_report import TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
 __all__ = ["OBSERVERS", "TRANSFORMS", "CompositeHooks", "HookTable", "RuntimeHooks", "as_hooks"]
 

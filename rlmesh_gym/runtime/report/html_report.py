@@ -17,17 +17,19 @@ import numpy as np
 
 from rlmesh_gym._version import __version__
 from rlmesh_gym.runtime.report.charts import histogram, series, split_bar
-from rlmesh_gym.runtime.report.html_episodes import episode_section
-from rlmesh_gym.runtime.report.summary import EpisodeStatistics, wilson_interval
-from rlmesh_gym.runtime.report.tables import (
+from rlmesh_gym.runtime.report.episode_table import episode_section
+from rlmesh_gym.runtime.report.formatting import (
+    count_of,
     escape,
-    format_bytes,
     format_duration,
     format_number,
+    format_unit,
 )
 
 if TYPE_CHECKING:
-    from rlmesh_gym.runtime.report.runtime_report import RuntimeReport, TelemetrySnapshot
+    from rlmesh_gym.episodes import EpisodeStatistics
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
+    from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 __all__ = ["html_report"]
 
@@ -58,7 +60,7 @@ def html_report(report: RuntimeReport) -> str:
     Returns:
         A complete HTML document, to be encoded as UTF-8.
     """
-    statistics = EpisodeStatistics.of(report.episodes)
+    statistics = report.statistics
     style = files("rlmesh_gym.runtime.report").joinpath("assets/report.css").read_text("utf-8")
     script = files("rlmesh_gym.runtime.report").joinpath("assets/report.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -96,7 +98,7 @@ def _heading(report: RuntimeReport) -> str:
         kind, text = "bad", "failed"
     elif report.stop_reason.startswith("cancelled"):
         kind, text = "warn", "stopped early"
-    lanes = "1 lane" if report.num_envs == 1 else f"{report.num_envs:,} lanes"
+    lanes = count_of(report.num_envs, "lane")
     # A failure says more than the word "failed".
     reason = "" if report.error is not None else f", ended by {escape(report.stop_reason)}"
     cause = "" if report.error is None else f'<p class="error">{escape(report.error, 2000)}</p>'
@@ -123,7 +125,7 @@ def _tiles(report: RuntimeReport, statistics: EpisodeStatistics) -> str:
         ("median return", format_number(returns.median), span),
     ]
     if statistics.success_rate is not None:
-        low, high = wilson_interval(statistics.successes, statistics.judged)
+        low, high = statistics.success_interval
         tiles.append(
             (
                 "success rate",
@@ -154,13 +156,15 @@ def _time_split(report: RuntimeReport) -> str:
     bar = ""
     if any(share > 0 for _, share, _ in parts):
         bar = split_bar(parts, label="Time of the run by part")
+    notes = "".join(f'<p class="note">Note: {escape(note)}.</p>' for note in report.notes)
     per_call = "".join(
         _call_split(report.telemetry, operation)
         for operation in dict.fromkeys(row.operation for row in report.telemetry.rows)
     )
     return (
         '<section class="card"><h2>Where the time went</h2>'
-        f'<p class="sentence">{escape(report.bottleneck.sentence)}</p>{bar}{per_call}</section>'
+        f'<p class="sentence">{escape(report.bottleneck.sentence)}</p>{notes}{bar}{per_call}'
+        "</section>"
     )
 
 
@@ -183,7 +187,7 @@ def _call_split(snapshot: TelemetrySnapshot, operation: str) -> str:
     # Phases may overlap where an endpoint works on several requests; then they are scaled down.
     whole = sum(share for _, share, _ in parts)
     parts = [(name, share / whole, kind) for name, share, kind in parts]
-    calls = _calls(rpc.count)
+    calls = count_of(rpc.count, "call")
     title = f"{escape(operation)}: {format_duration(rpc.avg)} on average, {calls}"
     return f"<h3>{title}</h3>{split_bar(parts, label=f'Time of {operation} by phase')}"
 
@@ -223,12 +227,11 @@ def _latency(snapshot: TelemetrySnapshot) -> str:
         calls = max(row.count for row in rows)
         lines = [
             f'<tr><th scope="rowgroup" colspan="5">{escape(operation)}'
-            f' <span class="note">{_calls(calls)}</span></th></tr>'
+            f' <span class="note">{count_of(calls, "call")}</span></th></tr>'
         ]
         for row in rows:
-            show = format_bytes if row.unit == "bytes" else format_duration
             cells = "".join(
-                f'<td class="num">{show(value)}</td>'
+                f'<td class="num">{format_unit(value, row.unit)}</td>'
                 for value in (row.avg, row.p50, row.p95, row.p99)
             )
             lines.append(f"<tr><td>{escape(row.metric)}</td>{cells}</tr>")
@@ -240,10 +243,6 @@ def _latency(snapshot: TelemetrySnapshot) -> str:
         f'<table class="latency"><thead><tr><th scope="col">metric</th>{heads}</tr></thead>'
         f"{''.join(groups)}</table></div></section>"
     )
-
-
-def _calls(count: int) -> str:
-    return "1 call" if count == 1 else f"{count:,} calls"
 
 
 def _facts(report: RuntimeReport) -> str:

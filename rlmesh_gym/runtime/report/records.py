@@ -10,17 +10,16 @@ from __future__ import annotations
 import csv
 import json
 import logging
-import math
 import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from typing_extensions import Self
 
 from rlmesh_gym.errors import ClosedError, ConfigurationError
+from rlmesh_gym.plain_data import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +32,6 @@ __all__ = [
     "EpisodeJournal",
     "EpisodeKey",
     "episode_key",
-    "jsonable",
     "read_episodes",
     "remaining_seeds",
     "repeat_counts",
@@ -46,7 +44,6 @@ EPISODES_JSONL = "episodes.jsonl"
 EPISODES_CSV = "episodes.csv"
 
 Row = dict[str, Any]
-_NON_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
 class EpisodeKey(NamedTuple):
@@ -67,31 +64,6 @@ def episode_key(row: Mapping[str, Any]) -> EpisodeKey:
     return EpisodeKey(
         str(row.get("env_id", "")), None if seed is None else int(seed), str(row["episode_id"])
     )
-
-
-def jsonable(value: Any) -> Any:
-    """Plain JSON data for ``value``, whatever an environment put into it.
-
-    Arrays become nested lists, numpy scalars Python numbers, bytes hexadecimal text, and what JSON
-    does not know its ``repr``. JSON has no NaN: non-finite floats become the strings ``"NaN"``,
-    ``"Infinity"`` and ``"-Infinity"``, which ``float()`` reads back.
-    """
-    if isinstance(value, (np.generic, np.ndarray)):
-        value = value.tolist()
-    plain: Any
-    if value is None or isinstance(value, (bool, str, int)):
-        plain = value
-    elif isinstance(value, float):
-        plain = value if math.isfinite(value) else _NON_FINITE.get(value, "NaN")
-    elif isinstance(value, dict):
-        plain = {str(key): jsonable(item) for key, item in value.items()}
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        plain = [jsonable(item) for item in value]
-    elif isinstance(value, (bytes, bytearray)):
-        plain = bytes(value).hex()
-    else:
-        plain = repr(value)
-    return plain
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime.report.html_report import html_report
-from rlmesh_gym.runtime.report.records import (
-    EPISODES_CSV,
-    EpisodeJournal,
-    jsonable,
-    write_episodes_csv,
-)
+from rlmesh_gym.runtime.report.records import EPISODES_CSV, EpisodeJournal, write_episodes_csv
 from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 if TYPE_CHECKING:
@@ -53,8 +48,8 @@ def write_report(
         ConfigurationError: The directory cannot be written.
     """
     target = Path(directory)
-    rows = [jsonable(episode.to_dict()) for episode in report.episodes]
-    text = json.dumps(jsonable(report.to_dict()), allow_nan=False, indent=1)
+    rows = [episode.to_dict() for episode in report.episodes]
+    text = json.dumps(report.to_dict(), allow_nan=False, indent=1)
     page = html_report(report)
 
     def write_text(content: str) -> Callable[[Path], Any]:

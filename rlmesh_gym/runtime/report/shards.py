@@ -10,15 +10,13 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlmesh_gym.episodes import EpisodeRecord
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.runtime.report.bottleneck import Bottleneck
+from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 from rlmesh_gym.runtime.report.records import EpisodeKey, episode_key, read_episodes, repeat_counts
 from rlmesh_gym.runtime.report.report_files import read_report
-from rlmesh_gym.runtime.report.runtime_report import (
-    Bottleneck,
-    EpisodeSummary,
-    RuntimeReport,
-    TelemetrySnapshot,
-)
+from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,14 +74,14 @@ def merge_episodes(sources: Sequence[str | os.PathLike[str]]) -> MergeSummary:
     return MergeSummary(rows, duplicates, tuple(conflicts), repeats, damaged, per_source)
 
 
-def summaries(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeSummary]:
+def summaries(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeRecord]:
     """The episodes of rows, in their order.
 
     Raises:
         ConfigurationError: A row lacks what an episode of this version has.
     """
     try:
-        return [EpisodeSummary.from_dict(row) for row in rows]
+        return [EpisodeRecord.from_dict(row) for row in rows]
     except (TypeError, ValueError) as error:
         message = f"a line of episodes.jsonl is no episode of this version: {error}"
         raise ConfigurationError(message) from error

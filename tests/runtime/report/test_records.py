@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmesh_gym.errors import ClosedError, ConfigurationError
+from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.runtime.report.records import (
     EpisodeJournal,
     EpisodeKey,
     episode_key,
-    jsonable,
     read_episodes,
     remaining_seeds,
     repeat_counts,

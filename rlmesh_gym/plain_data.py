@@ -1,0 +1,70 @@
+"""Plain JSON data out of whatever an environment or a run holds, and dataclasses back from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from typing_extensions import Self
+
+__all__ = ["PlainData", "jsonable"]
+
+_NON_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON data for ``value``, whatever an environment put into it.
+
+    Arrays become nested lists, numpy scalars Python numbers, dataclasses dicts, bytes hexadecimal
+    text, and what JSON does not know its ``repr``. JSON has no NaN: non-finite floats become the
+    strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float()`` reads back.
+    """
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    plain: Any
+    if value is None or isinstance(value, (bool, str, int)):
+        plain = value
+    elif isinstance(value, float):
+        plain = value if math.isfinite(value) else _NON_FINITE.get(value, "NaN")
+    elif isinstance(value, Mapping):
+        plain = {str(key): jsonable(item) for key, item in value.items()}
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        plain = [jsonable(item) for item in value]
+    elif isinstance(value, (bytes, bytearray)):
+        plain = bytes(value).hex()
+    else:
+        plain = repr(value)
+    return plain
+
+
+class PlainData:
+    """Base of dataclasses that turn into plain data and back.
+
+    ``READERS`` says how fields are read that JSON does not hold as they are.
+    """
+
+    READERS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that ``json.dumps(..., allow_nan=False)`` takes."""
+        result: dict[str, Any] = jsonable(self)
+        return result
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild from :meth:`to_dict`; keys that are not known, of a later version, are ignored.
+
+        Raises:
+            TypeError: A field is missing; likewise KeyError and ValueError for what cannot be read.
+        """
+        names = [item.name for item in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        given = {name: data[name] for name in names if name in data}
+        for name, read in cls.READERS.items():
+            if name in given:
+                given[name] = read(given[name])
+        return cls(**given)
