@@ -28,10 +28,8 @@ from rlmesh_gym.cli.run_plan import RunPlan
 from rlmesh_gym.cli.signals import interrupt_cancels
 from rlmesh_gym.errors import ConfigurationError, Error, RemoteError
 from rlmesh_gym.rpc import EnvSession, ModelSession
-from rlmesh_gym.runtime.calls import Cancellation
+from rlmesh_gym.runtime.cancellation import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.ends.remote_env import RemoteRuntimeEnv
-from rlmesh_gym.runtime.ends.remote_model import RemoteRuntimeModel
 from rlmesh_gym.runtime.hooks.episode_recorder import EpisodeRecorder
 from rlmesh_gym.runtime.hooks.progress import ProgressBar
 from rlmesh_gym.runtime.hooks.video import VideoRecorder
@@ -244,8 +242,8 @@ def _drive(
     """Play; return the report of this session, and the error that ended it."""
     driver = RuntimeDriver(
         spec,
-        [RemoteRuntimeEnv(session=env) for env in ends.envs],
-        RemoteRuntimeModel(session=ends.model),
+        list(ends.envs),
+        ends.model,
         hooks,
     )
     cancellation = Cancellation()

@@ -214,6 +214,11 @@ class RemoteEnv(gym.Env[Any, Any]):
         return tuple(self._connected().table.seeds)
 
     @property
+    def lane_engine(self) -> EndpointGroup:
+        """What drives the lane, in leaves; a run over this object drives it too."""
+        return self._connected()
+
+    @property
     def episodes(self) -> EpisodeLog:
         """Episodes that are over, oldest first, up to ``episodes_kept``."""
         return self._connected().log

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.env.drive.exchange import InfoRows
+    from rlmesh_gym.env.drive.group import EndpointGroup
     from rlmesh_gym.env.drive.reset_arguments import Seeds
     from rlmesh_gym.episodes import EpisodeLog
     from rlmesh_gym.lanes import LanePhase
@@ -354,6 +355,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
     def lane_seeds(self) -> tuple[int | None, ...]:
         """Seed that began each lane's episode; None for one that began without."""
         return tuple(self._group.table.seeds)
+
+    @property
+    def lane_engine(self) -> EndpointGroup:
+        """What drives the lanes, in leaves; a run over this object drives it too."""
+        return self._group
 
     @property
     def episodes(self) -> EpisodeLog:

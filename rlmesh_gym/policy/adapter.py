@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import EnvSpec, Leaves, SpaceCodec
     from rlmesh_gym.errors import Error
     from rlmesh_gym.policy.episodes import Boundaries
-    from rlmesh_gym.policy.planning.plan import ModelPending
     from rlmesh_gym.policy.stats import PolicyStats
     from rlmesh_gym.policy.watching import PlanWatcher
-    from rlmesh_gym.rpc import Timeouts
+    from rlmesh_gym.rpc import AnyPending, Timeouts
 
 __all__ = ["AnyModelSession", "ModelAdapter", "RowGrouping"]
 
@@ -69,7 +68,7 @@ class AnyModelSession(Protocol):
 
     def resolve_adapter(
         self, env_id: str, env_spec: Any, *, execution_horizon: int, delivers_history: bool
-    ) -> ModelPending:
+    ) -> AnyPending:
         """Ask the model to set itself up."""
 
     def predict(
@@ -80,13 +79,13 @@ class AnyModelSession(Protocol):
         *,
         history: Sequence[HistoryRows] = (),
         step: int | None = None,
-    ) -> ModelPending:
+    ) -> AnyPending:
         """Ask for actions."""
 
-    def reset_adapter(self, env_id: str, episode_ids: Sequence[str]) -> ModelPending:
+    def reset_adapter(self, env_id: str, episode_ids: Sequence[str]) -> AnyPending:
         """Tell the model that episodes are over."""
 
-    def release_adapter(self, env_id: str, reason: str = "") -> ModelPending:
+    def release_adapter(self, env_id: str, reason: str = "") -> AnyPending:
         """Tell the model that the environment is gone."""
 
     def interrupt(self, error: Error) -> None:
@@ -301,7 +300,7 @@ class ModelAdapter:
         self._rows_were_refused = True
         return True
 
-    def _note_answer(self, pending: ModelPending, response: Any) -> None:
+    def _note_answer(self, pending: AnyPending, response: Any) -> None:
         """Take in that an answer came.
 
         Raises:
@@ -360,7 +359,7 @@ class ModelAdapter:
 
     def _send(
         self, lanes: NDArray[np.intp], observations: Leaves, bounds: Boundaries, step: int
-    ) -> ModelPending:
+    ) -> AnyPending:
         session, watcher, codec = self.session, self.watcher, self._observation_codec
         ids, seeds = bounds.episode_ids, bounds.seeds
         history: list[HistoryRows] = []

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rlmesh_gym.policy.adapter import AnyModelSession
-    from rlmesh_gym.policy.planning.plan import ModelPending
     from rlmesh_gym.policy.stats import PolicyStats
+    from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["EpisodeEvictions"]
 
@@ -50,7 +50,7 @@ class EpisodeEvictions:
         self._env_id = env_id
         self._stats = stats
         self._live: dict[str, None] = {}
-        self._pending: deque[tuple[Sequence[str], ModelPending]] = deque()
+        self._pending: deque[tuple[Sequence[str], AnyPending]] = deque()
         self._unsent: list[str] = []
         self._refused: deque[str] = deque(maxlen=_REFUSED_KEPT)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from typing_extensions import Self
 
+    from rlmesh_gym.policy.episodes import Episodes
     from rlmesh_gym.policy.planning.chunks import Lanes
     from rlmesh_gym.policy.planning.ensemble import EnsembleRule
     from rlmesh_gym.policy.stats import PolicyStats
@@ -147,7 +148,7 @@ class RemotePolicy:
         self.execution_horizon = execution_horizon
         self.env_id = str(uuid6.uuid7())
         self.closed = False
-        self._episodes = view.episodes
+        self._episodes = self._own_episodes = view.episodes
         self._observation_codec = SpaceCodec(view.single_observation_space, "observation")
         self._action_codec = SpaceCodec(view.single_action_space, "action")
         session = ModelSession.open(address, token=token, tls=tls, timeouts=timeouts)
@@ -283,6 +284,28 @@ class RemotePolicy:
         self._check_open("reset")
         self._lanes.planner.flush(lanes)
         self._episodes.restart(lanes)
+
+    @property
+    def lane_policy(self) -> LanePolicy:
+        """What asks the model and replays the chunks, in leaves; a run drives it too."""
+        return self._lanes
+
+    @property
+    def codecs(self) -> tuple[SpaceCodec, SpaceCodec]:
+        """Codecs of one observation and of one action."""
+        return self._observation_codec, self._action_codec
+
+    def lend(self, episodes: Episodes) -> None:
+        """Take the lanes' episodes from elsewhere until :meth:`take_back`, as in a run."""
+        self._lanes.planner.flush()
+        self._own_episodes, self._episodes = self._episodes, episodes
+
+    def take_back(self, episodes: Episodes) -> None:
+        """End what :meth:`lend` began; the lanes plan anew."""
+        if self._episodes is episodes:
+            self._episodes = self._own_episodes
+            self._lanes.planner.flush()
+            self._episodes.restart(None)
 
     def close(self) -> None:
         """Release the model's adapter and disconnect, within ``timeouts.close``.

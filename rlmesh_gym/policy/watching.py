@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.codec import Leaves
-    from rlmesh_gym.policy.planning.plan import ModelPending, Plan
+    from rlmesh_gym.policy.planning.plan import Plan
+    from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["PlanWatcher"]
 
@@ -38,7 +39,7 @@ class PlanWatcher(Protocol):
     ) -> None:
         """Hear of observations that are about to go to the model, one row per lane."""
 
-    def answered(self, pending: ModelPending) -> None:
+    def answered(self, pending: AnyPending) -> None:
         """Hear of an answer that came."""
 
     def planned(self, plan: Plan, chunk: Leaves, counts: NDArray[np.intp]) -> None:

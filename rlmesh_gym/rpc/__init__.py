@@ -26,7 +26,7 @@ from rlmesh_gym.rpc.host.serving import (
     ModelServiceCallbacks,
     Refused,
 )
-from rlmesh_gym.rpc.in_process import LOCAL, InProcessPending, InProcessSession
+from rlmesh_gym.rpc.in_process import LOCAL, AnyPending, InProcessPending, InProcessSession
 from rlmesh_gym.rpc.large_answers import LARGE_BYTES, assemble
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "PROTOCOL_GENERATION",
     "SUBSET_STEP",
     "Address",
+    "AnyPending",
     "EnvServiceCallbacks",
     "EnvSession",
     "GrpcHost",

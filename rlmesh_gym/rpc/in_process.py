@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from rlmesh_gym.codec import LeavesValue
 from rlmesh_gym.rpc.config import Timeouts
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.errors import Error, RemoteError
+    from rlmesh_gym.rpc.client.pending import Pending
 
-__all__ = ["LOCAL", "InProcessPending", "InProcessSession"]
+__all__ = ["LOCAL", "AnyPending", "InProcessPending", "InProcessSession"]
+
+AnyPending: TypeAlias = "Pending[Any] | InProcessPending[Any]"
+"""An answer that is due, whatever way it comes."""
 
 M = TypeVar("M")
 

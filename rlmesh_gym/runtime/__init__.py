@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from rlmesh_gym.env.open.sources import AnyEnvSession as RuntimeEnv
 from rlmesh_gym.episodes import EpisodeRecord, EpisodeSummary
-from rlmesh_gym.runtime.calls import Cancellation
+from rlmesh_gym.policy.adapter import AnyModelSession as RuntimeModel
+from rlmesh_gym.runtime.cancellation import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.ends.local_env import LocalRuntimeEnv
-from rlmesh_gym.runtime.ends.local_model import LocalRuntimeModel
-from rlmesh_gym.runtime.ends.protocols import RuntimeEnv, RuntimeModel
-from rlmesh_gym.runtime.ends.remote_env import RemoteRuntimeEnv
-from rlmesh_gym.runtime.ends.remote_model import RemoteRuntimeModel
 from rlmesh_gym.runtime.evaluation import run
 from rlmesh_gym.runtime.hooks import events
 from rlmesh_gym.runtime.hooks.episode_recorder import EpisodeRecorder
@@ -59,16 +56,12 @@ __all__ = [
     "EpisodeSummary",
     "HeldByModel",
     "JsonLinesRecorder",
-    "LocalRuntimeEnv",
-    "LocalRuntimeModel",
     "LogEvent",
     "ModelConnected",
     "ObservationEmitted",
     "ObservationTransform",
     "OpenTelemetryHooks",
     "ProgressBar",
-    "RemoteRuntimeEnv",
-    "RemoteRuntimeModel",
     "RuntimeDriver",
     "RuntimeEnv",
     "RuntimeEvent",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlmesh_gym.errors import DeadlineError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rlmesh_gym.errors import DeadlineError
-
-__all__ = ["CallPlace", "add_place"]
+__all__ = ["CallPlace", "late"]
 
 _NAMED = 4  # More than that nobody reads.
 
@@ -28,15 +28,27 @@ class CallPlace(NamedTuple):
     episode_ids: Sequence[str]
 
 
-def add_place(error: DeadlineError, place: CallPlace) -> None:
-    """Add step, lanes and episodes to the message of an error that is about to be raised.
+def late(
+    error: DeadlineError, limit: str, place: CallPlace, timeout: float | None = None
+) -> DeadlineError:
+    """Return the run's own error for a call that was late.
 
-    The error names endpoint, operation and limit already; it is changed in place, so that cause
-    and traceback stay.
+    Args:
+        error: What the engine or the policy raised; to be its cause.
+        limit: The run's limit that was met; empty where it was the policy's own.
+        place: What the call was for.
+        timeout: Seconds of the limit, where the run waits by it.
     """
     episodes = ", ".join(place.episode_ids[:_NAMED])
     more = len(place.episode_ids) - _NAMED
     if more > 0:
         episodes += f" and {more} more"
-    lanes = [int(lane) for lane in place.lanes]
-    error.args = (f"{error} (at step {place.step}, lanes {lanes}, episodes {episodes})",)
+    where = f"at step {place.step}, lanes {list(place.lanes)}, episodes {episodes}"
+    what = str(error).removeprefix(f"{error.endpoint}: ")
+    if limit:
+        waited = "in time" if timeout is None else f"within {timeout:g} s"
+        what = (
+            f"{error.operation}: no answer {waited}; the endpoint may still be at work, raise "
+            f"limits.{limit} for slow ones"
+        )
+    return DeadlineError(f"{what} ({where})", endpoint=error.endpoint, operation=error.operation)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint, StepReply
     from rlmesh_gym.env.drive.exchange import Exchange, InfoRows
-    from rlmesh_gym.rpc import Pending
+    from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["Conversion", "sent"]
 
@@ -155,14 +155,14 @@ class Conversion(ABC):
         return [(index, infos.row(index)) for index in range(self.endpoint.num_envs)]
 
 
-def sent(exchange: Generator[Pending[Any], Any, T]) -> Generator[Pending[Any], Any, T]:
+def sent(exchange: Generator[AnyPending, Any, T]) -> Generator[AnyPending, Any, T]:
     """Send the first request of an exchange now and return the rest of it."""
     return _rest(exchange, next(exchange))
 
 
 def _rest(
-    exchange: Generator[Pending[Any], Any, T], pending: Pending[Any]
-) -> Generator[Pending[Any], Any, T]:
+    exchange: Generator[AnyPending, Any, T], pending: AnyPending
+) -> Generator[AnyPending, Any, T]:
     while True:
         failure: Exception | None = None
         message = None

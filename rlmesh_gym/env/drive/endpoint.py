@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym._proto.spaces.v1 import meta_pb2, value_pb2
     from rlmesh_gym.codec import Leaves, SpaceCodec
-    from rlmesh_gym.env.open.sources import Source
+    from rlmesh_gym.env.open.sources import AnyEnvSession, Source
     from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos
     from rlmesh_gym.episodes import EpisodeLog
     from rlmesh_gym.lanes import LaneTable
-    from rlmesh_gym.rpc import EnvSession, Pending
+    from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["Endpoint", "StepReply"]
 
@@ -97,7 +97,7 @@ class Endpoint:
     def __init__(
         self,
         source: Source,
-        session: EnvSession,
+        session: AnyEnvSession,
         start: int,
         *,
         codec: SpaceCodec,
@@ -122,7 +122,7 @@ class Endpoint:
         self.last = LastObservation(codec, self.num_envs)
         self.is_lost = False
         self.is_loss_told = True
-        self.watch: Callable[[Pending[Any]], None] | None = None
+        self.watch: Callable[[AnyPending], None] | None = None
         # The slot of one lane is the whole endpoint, so whole requests do for it.
         self.can_reset_lanes = session.has_partial_reset or self.num_envs == 1
         self.can_step_lanes = session.has_lane_operations or self.num_envs == 1
@@ -144,9 +144,7 @@ class Endpoint:
 
     # Steps
 
-    def send_step(
-        self, actions: Leaves, episode_ids: Sequence[str] | None = None
-    ) -> Pending[interaction_pb2.StepResponse]:
+    def send_step(self, actions: Leaves, episode_ids: Sequence[str] | None = None) -> AnyPending:
         """Ask for a step of all lanes.
 
         Args:
@@ -160,9 +158,7 @@ class Endpoint:
         except ResetNeededError as error:
             raise self.gone("step", error) from error
 
-    def send_lane_step(
-        self, indices: Sequence[int], actions: Leaves
-    ) -> Pending[interaction_pb2.StepResponse]:
+    def send_lane_step(self, indices: Sequence[int], actions: Leaves) -> AnyPending:
         """Ask for a step of some lanes.
 
         Args:

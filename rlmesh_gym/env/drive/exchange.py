@@ -21,7 +21,7 @@ from rlmesh_gym.errors import (
     ProtocolError,
     RemoteError,
 )
-from rlmesh_gym.rpc import Pending
+from rlmesh_gym.rpc import AnyPending
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ __all__ = ["Call", "Exchange", "InfoRows", "Run", "is_final"]
 InfoRows = BatchedInfos | list[tuple[int, dict[str, Any]]] | None
 """Infos of one endpoint: the batched dict of all lanes, or ``(env_index, info)`` in lane order."""
 
-Exchange = Generator[Pending[Any], Any, InfoRows]
+Exchange = Generator[AnyPending, Any, InfoRows]
 """One endpoint's share of an operation."""
 
 
@@ -60,7 +60,7 @@ class Run:
         self.endpoint = endpoint
         self.indices = indices
         self._exchange = exchange
-        self.pending: Pending[Any] | None = None
+        self.pending: AnyPending | None = None
         self.infos: InfoRows = None
         self.error: Error | None = None
         self.is_torn = False

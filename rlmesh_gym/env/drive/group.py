@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,17 +32,17 @@ from rlmesh_gym.errors import (
 from rlmesh_gym.lanes import LaneTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.env.autoreset import Conversion
     from rlmesh_gym.env.drive.exchange import Exchange, InfoRows
-    from rlmesh_gym.env.open.sources import Source
-    from rlmesh_gym.rpc import EnvSession, Timeouts
+    from rlmesh_gym.env.open.sources import AnyEnvSession, Source
+    from rlmesh_gym.rpc import Timeouts
 
-__all__ = ["EndpointGroup"]
+__all__ = ["EndpointGroup", "run_together"]
 
 
 class EndpointGroup:
@@ -72,7 +73,7 @@ class EndpointGroup:
     def __init__(
         self,
         sources: Sequence[Source],
-        sessions: Sequence[EnvSession],
+        sessions: Sequence[AnyEnvSession],
         *,
         autoreset_mode: AutoresetMode,
         timeouts: Timeouts,
@@ -266,6 +267,11 @@ class EndpointGroup:
                 raise
         return frames
 
+    def render_lane(self, lane: int, timeout: float | None) -> NDArray[np.uint8] | None:
+        """Return one lane's frame; None where it cannot be rendered."""
+        endpoint = next(end for end in self.endpoints if lane in end.lanes)
+        return self._frames.fetch_lane(endpoint, lane - endpoint.start, timeout)
+
     # Calls
 
     def _begin(self, call: Call) -> None:
@@ -398,14 +404,18 @@ class EndpointGroup:
         if os.getpid() != self._pid:
             return  # The sessions belong to the parent.
         limit = self.timeouts.close if timeout is None else timeout
-        if len(self.endpoints) == 1:
-            self.endpoints[0].close(limit)
-            return
-        threads = [
-            threading.Thread(target=endpoint.close, args=(limit,), daemon=True)
-            for endpoint in self.endpoints
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together([partial(endpoint.close, limit) for endpoint in self.endpoints])
+
+
+def run_together(calls: Sequence[Callable[[], None]]) -> None:
+    """Make calls side by side and wait for all of them; a lone one runs here."""
+    if len(calls) == 1:
+        calls[0]()
+        return
+    threads = [
+        threading.Thread(target=call, name="rlmesh_gym-together", daemon=True) for call in calls
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import SpaceCodec
     from rlmesh_gym.policy.stats import PolicyStats
-    from rlmesh_gym.rpc import InProcessPending, Pending
+    from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["ActionReader", "ModelPending", "Plan"]
-
-ModelPending: TypeAlias = "Pending[Any] | InProcessPending[Any]"
-"""A model's answer that is due, over the wire or in process."""
+__all__ = ["ActionReader", "Plan"]
 
 
 class ActionReader:
@@ -112,14 +109,14 @@ class Plan:
         lanes: NDArray[np.intp],
         episode_ids: Sequence[str],
         step: int,
-        requests: Sequence[tuple[NDArray[np.intp], ModelPending]],
+        requests: Sequence[tuple[NDArray[np.intp], AnyPending]],
         *,
         reader: ActionReader,
         deadline: float | None,
         stats: PolicyStats,
         explain: Callable[[RemoteError, Sequence[str]], None],
         on_failure: Callable[[Plan, NDArray[np.intp], BaseException | None], None],
-        on_answer: Callable[[ModelPending, Any], None],
+        on_answer: Callable[[AnyPending, Any], None],
     ) -> None:
         self.lanes = lanes
         self.episode_ids = tuple(episode_ids)
@@ -144,6 +141,11 @@ class Plan:
     def is_joint(self) -> bool:
         """Whether several rows went out in one request."""
         return len(self._requests) < len(self.lanes)
+
+    @property
+    def num_requests(self) -> int:
+        """In how many requests the rows went out."""
+        return len(self._requests)
 
     def done(self) -> bool:
         """Return whether :meth:`chunk` returns, or raises, without waiting."""
@@ -185,7 +187,7 @@ class Plan:
         self._is_wanted = self._is_wanted & ~given_up
         self._on_failure(self, np.flatnonzero(given_up), error)
 
-    def _read(self, rows: NDArray[np.intp], pending: ModelPending) -> list[NDArray[Any]]:
+    def _read(self, rows: NDArray[np.intp], pending: AnyPending) -> list[NDArray[Any]]:
         ids = [self.episode_ids[row] for row in rows]
         begun = time.perf_counter()
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())

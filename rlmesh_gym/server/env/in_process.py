@@ -29,12 +29,21 @@ class InProcessEnvSession(InProcessSession):
         contract: What it serves.
         has_lane_operations: Whether ``step`` and ``reset`` may name lanes.
         has_partial_reset: Whether ``reset`` may name lanes.
+        takes_lane_seeds: Whether a whole ``reset`` takes one seed per lane.
+        lane_addresses: Address of each lane: those of a remote vector env under wrappers.
+        remote_endpoints: The endpoints of such a vector env.
     """
 
     def __init__(self, served: ServedEnv) -> None:
         super().__init__()
         self.served = served
         self.contract = served.contract
+        self.takes_lane_seeds = served.takes_lane_seeds
+        engine = getattr(served.base, "lane_engine", None)
+        self.remote_endpoints: Sequence[Any] = () if engine is None else engine.endpoints
+        self.lane_addresses = [
+            endpoint.address for endpoint in self.remote_endpoints for _ in endpoint.lanes
+        ] or [self.endpoint] * served.num_envs
         self.has_lane_operations = served.has_lane_operations
         self.has_partial_reset = served.has_partial_reset
 
@@ -84,8 +93,12 @@ class InProcessEnvSession(InProcessSession):
 
     def _answer(self, outcome: Outcome) -> SimpleNamespace:
         """Return the outcome with the fields of a reset's or step's answer."""
+        leaves = outcome.observation
+        if not self.served.gives_fresh_arrays:
+            # Whoever does not promise copies may write its next observation over this one.
+            leaves = [leaf.copy() for leaf in leaves]
         return SimpleNamespace(
-            observation=LeavesValue(outcome.observation),
+            observation=LeavesValue(leaves),
             rewards=outcome.rewards,
             terminated_mask=outcome.terminated,
             truncated_mask=outcome.truncated,

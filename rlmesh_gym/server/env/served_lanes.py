@@ -53,6 +53,7 @@ class ServedLanes(ServedEnv):
             raise ConfigurationError("a list of environments to serve must not be empty")
         self.envs = list(envs)
         first = self.envs[0]
+        self.base = first.unwrapped
         for lane, env in enumerate(self.envs):
             for name in ("observation_space", "action_space"):
                 if getattr(env, name) != getattr(first, name):

@@ -38,6 +38,7 @@ class ServedVector(ServedEnv):
         envs: The vector env; this object closes it.
         env_id: Name that the contract announces.
         partial_reset: Whether it honours ``options["reset_mask"]``; None finds out.
+        adopts: A plain ``SyncVectorEnv`` may be driven lane by lane.
 
     Raises:
         ConfigurationError: Its autoreset mode is none that Gymnasium has.
@@ -47,16 +48,24 @@ class ServedVector(ServedEnv):
     has_lane_operations = False
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], env_id: str, *, partial_reset: bool | None = None
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        env_id: str,
+        *,
+        partial_reset: bool | None = None,
+        adopts: bool = True,
     ) -> None:
         mode = _autoreset_mode(envs)
         base = envs.unwrapped
         if partial_reset is None:
             partial_reset = isinstance(base, (SyncVectorEnv, AsyncVectorEnv, LaneVector))
         self.has_partial_reset = partial_reset
+        self.base = base
+        self.takes_lane_seeds = partial_reset or envs.num_envs == 1 or hasattr(base, "lane_engine")
+        self.gives_fresh_arrays = envs is base and getattr(envs, "copy", None) is True
         self._owner = envs
         self.envs: VectorEnv[Any, Any, Any] = envs
-        if type(envs) is SyncVectorEnv and envs.observation_mode == "same":
+        if adopts and type(envs) is SyncVectorEnv and envs.observation_mode == "same":
             self.envs = LaneVector.adopt(envs)
         self.observation_codec = SpaceCodec(envs.single_observation_space)
         self.action_codec = SpaceCodec(envs.single_action_space)
