@@ -162,6 +162,7 @@ class ModelAdapter:
         self._stats = stats
         self._reader = ActionReader(action_codec, horizon, self._warn_out_of_bounds)
         self._is_resolved = False
+        self._was_asked = False
         self._rows_were_refused = False
         self._evictions = EpisodeEvictions(session, env_id, stats, warn)
 
@@ -184,6 +185,7 @@ class ModelAdapter:
                 self.grouping = RowGrouping.UNKNOWN
             self._rows_were_refused = False
             self._evictions.recall()
+        self._was_asked = True
         try:
             pending = self.session.resolve_adapter(
                 self.env_id,
@@ -307,7 +309,7 @@ class ModelAdapter:
             ProtocolError: It is the answer to another request.
         """
         context = response.context
-        if context is not None:
+        if context is not None and response.HasField("context"):
             sent = (self.session.session_id, self.env_id, pending.context.request_id)
             came = (context.session_id, context.env_id, context.request_id)
             if sent != came:
@@ -342,12 +344,12 @@ class ModelAdapter:
             self._evictions.forget(running)
 
     def release(self, reason: str, timeout: float | None) -> None:
-        """Release the adapter over a session that stays open.
+        """Release the adapter over a session that stays open, if the model was ever asked for one.
 
         Raises:
             RemoteError: The model refused, or did not answer within ``timeout`` seconds.
         """
-        if self._is_resolved and self.session.is_streaming:
+        if self._was_asked:
             self.session.release_adapter(self.env_id, reason).result(timeout)
 
     def close(self, reason: str = "policy closed") -> None:

@@ -11,6 +11,7 @@ from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.errors import ClosedError, UnsupportedCallError
 from rlmesh_gym.policy.env_view import view_env
 from rlmesh_gym.policy.lane_policy import LanePolicy
+from rlmesh_gym.policy.planning.ensemble import check_rule
 from rlmesh_gym.policy.planning.schedule import PlanSchedule
 from rlmesh_gym.policy.unbatched import is_unbatched
 from rlmesh_gym.rpc import ModelSession
@@ -141,6 +142,7 @@ class RemotePolicy:
         timeouts: TimeoutsLike = None,
     ) -> None:
         schedule = PlanSchedule(execution_horizon, replan_interval, coalesce, prefetch=prefetch)
+        check_rule(ensemble)
         view = view_env(envs, single_observation_space, single_action_space, num_envs)
         self.num_envs = view.num_envs
         self.single_observation_space = view.single_observation_space

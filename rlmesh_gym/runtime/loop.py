@@ -221,6 +221,7 @@ class RunLoop:
         )
         if batch is not None:
             changed = self._action_codec.flatten(batch, len(lanes))
+            actions = [leaf.copy() for leaf in actions]  # Events hold on to what the model gave.
             for leaf, part in zip(actions, changed, strict=True):
                 leaf[lanes] = part
         return actions

@@ -330,7 +330,7 @@ def test_refused_ends_become_a_warning_of_a_later_step() -> None:
         RemotePolicy(address, **DISCRETE, num_envs=2) as policy,
     ):
         policy.predict(SIGHT, episode_start=[True, True])
-        with pytest.warns(UserWarning, match="could not be evicted .*ends are not for me") as told:
+        with pytest.warns(UserWarning, match="could not forget .*ends are not for me") as told:
             end_lane_one_twice(policy)
         assert {each.filename for each in told} == {__file__}
 

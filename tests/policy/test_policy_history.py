@@ -215,7 +215,9 @@ class ForgettingModel(StackingModel):
             self.seen.pop(episode_id, None)
 
 
-@pytest.mark.parametrize("place", ["_episodes.look", "_planner._replay.pop", "_adapter.plan"])
+@pytest.mark.parametrize(
+    "place", ["_episodes.look", "_lanes.planner._replay.pop", "_lanes.adapter.plan"]
+)
 def test_after_an_interrupt_anywhere_every_lane_starts_over(place: str) -> None:
     """Ctrl-C may come after a frame was taken, or after an episode's beginning was noticed."""
     model = ForgettingModel()

@@ -27,8 +27,6 @@ from rlmesh_gym.errors import (
 from rlmesh_gym.rpc import GrpcHost, ModelServiceCallbacks, answer_handshake
 from rlmesh_gym.runtime import (
     Cancellation,
-    RemoteRuntimeEnv,
-    RemoteRuntimeModel,
     RuntimeDriver,
     RuntimeHooks,
     RuntimeLimits,
@@ -36,6 +34,7 @@ from rlmesh_gym.runtime import (
     RuntimeSessionSpec,
     events,
 )
+from rlmesh_gym.runtime.ends.policies import SessionPolicy
 from rlmesh_gym.server import EnvServer
 from tests.fake_envs import BlockingEnv, CountingEnv, FailingEnv
 from tests.runtime.runtime_doubles import Witness, env_server
@@ -119,9 +118,7 @@ def leave(
     """Run to whatever end, and check what all ends have in common."""
     witness = Witness()
     spec = RuntimeSessionSpec(**{"max_episodes": 3, "limits": LIMITS, **options})
-    driver = RuntimeDriver(
-        spec, RemoteRuntimeEnv(env), RemoteRuntimeModel(model), [*(hooks or []), witness]
-    )
+    driver = RuntimeDriver(spec, env, model, [*(hooks or []), witness])
     before = set(threading.enumerate())
     began = time.monotonic()
     error: BaseException | None = None
@@ -312,7 +309,8 @@ def test_no_action_frames(socket_dir: Path) -> None:
 
     with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, empty) as model:
         found = leave(env, model.address)
-    assert isinstance(found.error, ProtocolError)
+    assert isinstance(found.error, ModelError)
+    assert found.error.code == "INVALID_RESPONSE"
     assert "at least one" in str(found.error)
     assert_released(model)
 
@@ -324,7 +322,8 @@ def test_action_frames_of_the_wrong_size(socket_dir: Path) -> None:
 
     with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, grow) as model:
         found = leave(env, model.address)
-    assert isinstance(found.error, ProtocolError)
+    assert isinstance(found.error, ModelError)
+    assert found.error.code == "INVALID_RESPONSE"
     assert "expected 8 bytes" in str(found.error)
     assert_released(model)
 
@@ -491,15 +490,28 @@ def test_an_error_of_letting_go_does_not_spoil_a_good_run(socket_dir: Path) -> N
     assert found.report.stop_reason == "max_episodes"
 
 
-def test_a_failed_eviction_ends_the_run(socket_dir: Path) -> None:
+def test_a_failed_eviction_ends_no_run(socket_dir: Path) -> None:
+    evicted: list[list[str]] = []
+
     def fail(request: Any, response: Any) -> None:
         if request.HasField("reset_adapter"):
+            evicted.append(list(request.reset_adapter.episode_ids))
             response.error.message = "cannot forget"
 
-    with env_server(socket_dir, [CountingEnv(2)]) as env, raw_model(socket_dir, fail) as model:
+    with (
+        env_server(socket_dir, [CountingEnv(2)]) as env,
+        raw_model(socket_dir, fail) as model,
+        pytest.warns(UserWarning, match="said once.*cannot forget") as told,
+    ):
         found = leave(env, model.address, max_episodes=50)
-    assert isinstance(found.error, ModelError)
-    assert "cannot forget" in str(found.error)
+    assert found.error is None
+    assert len(found.report.completed_episodes) == 50
+    assert len(told) == 1
+    assert sum("cannot forget" in log.message for log in found.witness.of(events.LogEvent)) == 1
+    # What was refused goes out again with a later end.
+    assert len(evicted) == 50
+    assert evicted[0] == [found.report.episodes[0].episode_id]
+    assert set(evicted[0]) <= set(evicted[-1])
     assert_released(model)
 
 
@@ -525,18 +537,20 @@ def test_a_hook_that_exits_while_the_run_ends(
     assert model.kinds.count("release_adapter") == 2
 
 
-def test_an_interrupt_while_the_model_is_released_leaves_nothing_open(socket_dir: Path) -> None:
-    class Impatient(RemoteRuntimeModel):
-        def release(self, reason: str) -> Any:
-            super().release(reason)
-            raise KeyboardInterrupt
+def test_an_interrupt_while_the_model_is_released_leaves_nothing_open(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impatient(self: SessionPolicy, reason: str, timeout: float) -> None:
+        raise KeyboardInterrupt
 
     witness = Witness()
     with env_server(socket_dir, [CountingEnv(2)]) as env, raw_model(socket_dir) as model:
         spec = RuntimeSessionSpec(max_episodes=3, limits=LIMITS)
-        driver = RuntimeDriver(spec, env, Impatient(model.address), witness)
-        with pytest.raises(KeyboardInterrupt) as raised:
-            driver.run()
+        with monkeypatch.context() as patch:
+            patch.setattr(SessionPolicy, "release", impatient)
+            driver = RuntimeDriver(spec, env, model.address, witness)
+            with pytest.raises(KeyboardInterrupt) as raised:
+                driver.run()
         assert leave(env, model.address, max_episodes=0).error is None
     report = raised.value.report  # type: ignore[attr-defined]
     assert len(report.completed_episodes) == 3
