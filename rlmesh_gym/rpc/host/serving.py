@@ -21,9 +21,9 @@ from rlmesh_gym.errors import ConfigurationError, Error, StateError
 from rlmesh_gym.rpc.address import parse_bind_address
 from rlmesh_gym.rpc.client.channel import MESSAGE_OPTIONS
 from rlmesh_gym.rpc.config import TLSConfig, resolve_token
-from rlmesh_gym.rpc.host.executor import GrowingExecutor
 from rlmesh_gym.rpc.host.link_serving import LinkContext, LinkHost
 from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure
+from rlmesh_gym.threads import GrowingExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

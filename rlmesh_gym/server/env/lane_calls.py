@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from rlmesh_gym.rpc.host.executor import GrowingExecutor
+from rlmesh_gym.threads import GrowingExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,11 +11,11 @@ from rlmesh_gym._proto.env.v1 import service_pb2
 from rlmesh_gym.errors import ConfigurationError, StateError
 from rlmesh_gym.rpc import EnvServiceCallbacks, GrpcHost, Refused, answer_handshake
 from rlmesh_gym.server.env.conformance import resolve_policy
-from rlmesh_gym.server.env.dedicated_thread import DedicatedThread
 from rlmesh_gym.server.env.operations import Operations
 from rlmesh_gym.server.env.session_slots import SessionSlots
 from rlmesh_gym.server.env.source import EnvSource
 from rlmesh_gym.server.env.stream import EnvStream
+from rlmesh_gym.threads import DedicatedThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -130,7 +130,7 @@ class EnvServer:
             partial_reset=partial_reset,
             may_overlap=not dedicated_thread,
         )
-        self._thread = DedicatedThread() if dedicated_thread else None
+        self._thread = DedicatedThread("rlmesh_gym-env") if dedicated_thread else None
         self._lock = threading.Lock()
         self._address: str | None = None
         self._is_stopping = False

@@ -13,8 +13,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from rlmesh_gym.server.env.lane_scheduler import LaneScheduler
 from rlmesh_gym.server.env.operations import Reply, lanes_named
+from rlmesh_gym.threads import LaneScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,7 +100,7 @@ class EnvStream:
         requests: Requests,
         replies: SimpleQueue[Reply | Exception | None],
     ) -> None:
-        scheduler = LaneScheduler(self._operations.env.num_envs)
+        scheduler = LaneScheduler()
         request: interaction_pb2.JoinRequest | None = first
         failure: Exception | None = None
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rlmesh_gym._proto.core.v1 import handshake_pb2
 from rlmesh_gym._proto.model.v1 import service_pb2
 from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedCallError
-from rlmesh_gym.model import CallableHandler, ModelHandler
+from rlmesh_gym.model import as_handler
 from rlmesh_gym.rpc import (
     CONCURRENT_PREDICT,
     OBSERVATION_HISTORY,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from rlmesh_gym._proto.model.v1 import interaction_pb2
+    from rlmesh_gym.model import ModelHandler
     from rlmesh_gym.rpc import JoinPeer, TLSLike
 
 __all__ = ["ModelServer"]
@@ -98,7 +99,7 @@ class ModelServer:
         if allow_remote_shutdown is None:
             given = os.environ.get(_SHUTDOWN_VARIABLE, "").lower()
             allow_remote_shutdown = given in ("1", "true")
-        self.handler = _as_handler(handler)
+        self.handler = as_handler(handler)
         self._allow_remote_shutdown = allow_remote_shutdown
         self._idle_timeout = idle_timeout
         self._drain_timeout = drain_timeout
@@ -270,25 +271,3 @@ def _handshake(request: service_pb2.HandshakeRequest) -> service_pb2.HandshakeRe
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _as_handler(handler: object) -> ModelHandler:
-    if not isinstance(handler, ModelHandler):
-        if not callable(handler):
-            message = (
-                f"expected a ModelHandler or a function of the observation, got {handler!r}; "
-                "subclass ModelHandler and override predict"
-            )
-            raise ConfigurationError(message)
-        if isinstance(handler, type):
-            message = f"expected a handler, got the class {handler.__name__}; make an instance"
-            raise ConfigurationError(message)
-        return CallableHandler(handler)
-    kind = type(handler)
-    if (
-        kind.predict is ModelHandler.predict
-        and kind.predict_chunked is ModelHandler.predict_chunked
-    ):
-        message = f"{kind.__name__} overrides neither predict nor predict_chunked"
-        raise ConfigurationError(message)
-    return handler

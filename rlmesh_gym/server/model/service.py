@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from rlmesh_gym.server.model.routes import RouteTable
-from rlmesh_gym.server.model.schedule import EnvOrder, ModelThread, WorkerPool
+from rlmesh_gym.threads import DedicatedThread, Turns, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,9 +58,9 @@ class ModelService:
         self.handler = handler
         self.setup: ModelRouteSetup | None = handler.route_setup()
         self.routes = RouteTable(max_adapters)
-        self.order: EnvOrder[Request] = EnvOrder()
-        self.model_thread = ModelThread("rlmesh_gym-model")
-        self.workers = WorkerPool("rlmesh_gym-model-worker")
+        self.order: Turns[Request] = Turns()
+        self.model_thread = DedicatedThread("rlmesh_gym-model")
+        self.workers = Workers("rlmesh_gym-model-worker")
         self.last_activity = time.monotonic()
         self._lock = threading.Lock()
         self._in_flight = 0
@@ -101,8 +101,8 @@ class ModelService:
                 response.adapter_ns = min(max(int(adapter_ns), 0), _UINT64_MAX)
             if held is not None:
                 response.held_episodes = min(max(int(held.episodes), 0), _UINT32_MAX)
-                if held.nbytes is not None:
-                    response.held_state_bytes = min(max(int(held.nbytes), 0), _UINT64_MAX)
+                if held.bytes is not None:
+                    response.held_state_bytes = min(max(int(held.bytes), 0), _UINT64_MAX)
         except BaseException:
             # Telemetry must not fail a prediction that went well.
             _logger.exception("held_state or take_adapter_ns failed")
@@ -145,7 +145,7 @@ class ModelService:
 
     def abandon(self) -> None:
         """Let the threads go without closing the handler, as when the host could not start."""
-        self.model_thread.close(lambda: None)
+        self.model_thread.close()
         self.workers.close()
 
 

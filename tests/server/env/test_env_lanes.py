@@ -5,13 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import pytest
 
 from rlmesh_gym.server.env.lane_calls import LaneCalls
-from rlmesh_gym.server.env.lane_scheduler import LaneScheduler
 from tests.env_wire import infos, pb, serving_raw
 from tests.fake_envs import BlockingEnv, CountingEnv, SleepEnv
 
@@ -190,32 +188,6 @@ def test_many_lanes_in_flight() -> None:
             answer = join.take()
             seen[wanted[answer.request_id]] += client.numbers(answer.step)
         assert seen == {lane: [100.0 * lane + t for t in (1, 2, 3)] for lane in range(64)}
-
-
-def test_the_scheduler_waits_where_too_much_is_pending() -> None:
-    scheduler = LaneScheduler(1, max_pending=2)
-    gate = threading.Event()
-    done: list[int] = []
-
-    def wait(number: int) -> None:
-        gate.wait(10)
-        done.append(number)
-
-    for number in range(2):
-        scheduler.submit([0], partial(wait, number))
-    submitted = threading.Event()
-
-    def submit_one_more() -> None:
-        scheduler.submit([0], lambda: done.append(2))
-        submitted.set()
-
-    thread = threading.Thread(target=submit_one_more)
-    thread.start()
-    assert not submitted.wait(0.05)
-    gate.set()
-    thread.join(10)
-    scheduler.close()
-    assert done == [0, 1, 2]
 
 
 def test_slow_lanes_are_at_work_at_the_same_time() -> None:
