@@ -229,8 +229,8 @@ class GrpcHost:
                 ),
             },
         )
-        # As with the released package, model servers answer health checks and env servers do not.
-        return [handlers] if messages is env_service_pb2 else [handlers, _health_handler()]
+        # The released package answers health checks for models only; more does no harm.
+        return [handlers, _health_handler()]
 
     def _unary(self, callback: Callable[[Any], Any], request_type: Any) -> Any:
         def call(data: bytes, context: grpc.ServicerContext) -> Any:

@@ -72,6 +72,8 @@ class ServedEnv(ABC):
         has_lane_operations: Lanes can be stepped and reset one by one, also at the same time by
             several threads as long as no lane has two at once.
         has_partial_reset: Some of the lanes can be reset.
+        has_own_processes: The lanes run in processes of their own, so that nothing in this one is
+            shared.
     """
 
     contract: EnvContract
@@ -79,6 +81,7 @@ class ServedEnv(ABC):
     action_codec: SpaceCodec
     has_lane_operations: bool
     has_partial_reset: bool
+    has_own_processes = False
 
     @property
     def num_envs(self) -> int:

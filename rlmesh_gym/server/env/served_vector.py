@@ -54,6 +54,7 @@ class ServedVector(ServedEnv):
         if partial_reset is None:
             partial_reset = isinstance(base, (SyncVectorEnv, AsyncVectorEnv, LaneVector))
         self.has_partial_reset = partial_reset
+        self.has_own_processes = isinstance(base, AsyncVectorEnv)
         self._owner = envs
         self.envs: VectorEnv[Any, Any, Any] = envs
         if type(envs) is SyncVectorEnv and envs.observation_mode == "same":

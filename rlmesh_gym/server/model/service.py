@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.model.v1 import interaction_pb2
     from rlmesh_gym.model import ModelHandler, ModelRouteSetup
 
-__all__ = ["ModelService", "close_handler"]
+__all__ = ["ModelService"]
 
 _logger = logging.getLogger(__name__)
 
@@ -129,29 +129,17 @@ class ModelService:
         for stream in streams:
             stream.drain()
 
-    def close(self, timeout: float | None) -> bool:
-        """Close the handler after its last call, once all streams are gone.
+    def close(self, last: Callable[[], None], timeout: float) -> bool:
+        """End the threads, once all streams are gone.
 
         Args:
-            timeout: Seconds to wait for a call that is still running; None for ever.
+            last: Closes the handler, after its last call.
+            timeout: Seconds to wait for that.
 
         Returns:
-            False when the call outlasted that. ``on_close`` then follows when it returns.
+            False when it took longer.
         """
-        self.model_thread.close(lambda: close_handler(self.handler))
+        self.model_thread.close(last)
         done = self.model_thread.join(timeout)
         self.workers.close()
         return done
-
-    def abandon(self) -> None:
-        """Let the threads go without closing the handler, as when the host could not start."""
-        self.model_thread.close()
-        self.workers.close()
-
-
-def close_handler(handler: ModelHandler) -> None:
-    """Let the handler go; a failure is logged, since whoever stops a server cannot mend it."""
-    try:
-        handler.on_close()
-    except BaseException:
-        _logger.exception("%r failed to close", handler)
