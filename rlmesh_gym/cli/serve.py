@@ -16,7 +16,7 @@ from rlmesh_gym.cli.options import (
     positive_int,
     server_tls,
 )
-from rlmesh_gym.cli.signals import terminate_as_interrupt, wait_or_interrupt
+from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
 
@@ -82,6 +82,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="clients at a time, each with environments of its own (default: 1)",
     )
     parser.add_argument(
+        "--overlap",
+        action="store_true",
+        help="let lanes and clients be at work at the same time, for environments that are safe to "
+        "run on several threads of one process (default: one after the other)",
+    )
+    parser.add_argument(
         "--dedicated-thread",
         action="store_true",
         help="call the environment from one thread only, as OpenGL wants it",
@@ -106,18 +112,10 @@ def execute(options: argparse.Namespace) -> int:
         max_sessions=options.max_sessions,
         token=options.token,
         tls=server_tls(options),
+        overlap=options.overlap,
         dedicated_thread=options.dedicated_thread,
     )
-    with terminate_as_interrupt():
-        try:
-            address = server.start()
-            print(f"serving {_what(options)} at {address} (Ctrl-C ends it)", flush=True)
-            if wait_or_interrupt(server.wait):
-                print("stopping", flush=True)
-        except KeyboardInterrupt:
-            print("stopping", flush=True)
-        finally:
-            server.stop()
+    serve_until_interrupted(server, _what(options))
     return EXIT_DONE
 
 

@@ -9,7 +9,7 @@ Keys of the configuration: ``env_id`` (a Gymnasium id, with ``module:`` before i
 registers it), ``num_envs`` (1), ``autoreset_mode`` (``"NextStep"``, ``"SameStep"``, ``"Disabled"``;
 null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwargs``, ``address``
 (null for a free port of 127.0.0.1), ``link`` (path of a Unix socket for the parent's own sessions),
-``validation``, ``dedicated_thread``.
+``validation``, ``overlap`` and ``dedicated_thread`` as those of ``EnvServer``.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ _KEYS = {
     "env_kwargs",
     "link",
     "num_envs",
+    "overlap",
     "render_mode",
     "validation",
 }
@@ -95,6 +96,7 @@ def run(config: Mapping[str, Any]) -> EnvServer:
         env_id=str(config.get("env_id", "")).rpartition(":")[2] or None,
         validation=config.get("validation"),
         close_timeout=_CLOSE_SECONDS,
+        overlap=bool(config.get("overlap")),
         dedicated_thread=bool(config.get("dedicated_thread")),
     )
     server.start()
