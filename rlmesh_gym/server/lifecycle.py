@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
-from rlmesh_gym._proto.core.v1 import handshake_pb2
 from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedCallError
 from rlmesh_gym.rpc import GrpcHost
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from rlmesh_gym.rpc import EnvServiceCallbacks, ModelServiceCallbacks, TLSLike
+    from rlmesh_gym.rpc import EnvServiceCallbacks, JoinPeer, ModelServiceCallbacks, TLSLike
 
 __all__ = ["Server", "check_number"]
 
@@ -66,10 +65,11 @@ class Server(ABC):
 
     serves: ClassVar[str]
     """What stands behind the address, such as ``"model"``, for messages."""
+    service: ClassVar[type[EnvServiceCallbacks | ModelServiceCallbacks]]
+    """Which of the wire's services it speaks."""
 
     def __init__(
         self,
-        callbacks: EnvServiceCallbacks | ModelServiceCallbacks,
         address: str | None,
         *,
         token: str | None,
@@ -89,6 +89,7 @@ class Server(ABC):
         self._idle_timeout = idle_timeout
         self._drain_timeout = drain_timeout
         self._close_timeout = close_timeout
+        callbacks = self.service(self._handshake, self._join, self._shutdown)
         self._host = GrpcHost(callbacks, address, token=token, tls=tls)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -250,16 +251,27 @@ class Server(ABC):
         finally:
             self._stopped.set()
 
-    def _answer_shutdown(self, request: Any) -> handshake_pb2.ShutdownResponse:
+    @abstractmethod
+    def _handshake(self, request: Any) -> Any:
+        """Answer a client's handshake."""
+
+    @abstractmethod
+    def _join(self, requests: Iterator[Any], peer: JoinPeer) -> Iterator[Any]:
+        """Serve one session."""
+
+    def _shutdown(self, request: Any) -> Any:
         """Decide on a client's wish to stop the server."""
+        response = self.service.messages.ShutdownResponse()
         if not self._allow_remote_shutdown:
-            message = f"remote shutdown is disabled for this {self.serves} endpoint"
-            return handshake_pb2.ShutdownResponse(accepted=False, message=message)
+            response.base.accepted = False
+            response.base.message = f"remote shutdown is disabled for this {self.serves} endpoint"
+            return response
         reason = request.base.reason
         _logger.info("a client stops the %s server: %s", self.serves, reason or "no reason given")
         self._in_background(self.stop, self._drain_timeout)  # A call cannot wait for its own end.
-        message = f"shutdown accepted: {reason}" if reason else "shutdown accepted"
-        return handshake_pb2.ShutdownResponse(accepted=True, message=message)
+        response.base.accepted = True
+        response.base.message = f"shutdown accepted: {reason}" if reason else "shutdown accepted"
+        return response
 
     def _watch_idle(self, idle_timeout: float) -> None:
         remaining = idle_timeout

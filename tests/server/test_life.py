@@ -369,10 +369,10 @@ def test_remote_shutdown_is_refused_unless_allowed(
 def test_an_idle_server_stops_and_one_at_work_does_not(kind: Kind) -> None:
     gate = Gate()
     gate.blocks = True
-    with kind.make(gate, idle_timeout=0.15) as server, kind.caller(server) as caller:
+    with kind.make(gate, idle_timeout=1.5) as server, kind.caller(server) as caller:
         pending = caller.begin()
         assert gate.entered.wait(WAIT)
-        assert not server.wait(0.4), "a call is at work"
+        assert server._idle_seconds() == 0, "a call is at work"
         gate.release.set()
         pending.result(WAIT)
         assert server.wait(WAIT)

@@ -96,6 +96,7 @@ class EnvServer(Server):
     """
 
     serves = "environment"
+    service = EnvServiceCallbacks
 
     def __init__(
         self,
@@ -122,13 +123,6 @@ class EnvServer(Server):
                 "choose one of them"
             )
         super().__init__(
-            EnvServiceCallbacks(
-                handshake=self._handshake,
-                join=self._join,
-                shutdown=lambda request: service_pb2.ShutdownResponse(
-                    base=self._answer_shutdown(request)
-                ),
-            ),
             address,
             token=token,
             tls=tls,

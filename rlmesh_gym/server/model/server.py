@@ -69,6 +69,7 @@ class ModelServer(Server):
 
     handler: ModelHandler
     serves = "model"
+    service = ModelServiceCallbacks
 
     def __init__(
         self,
@@ -85,13 +86,6 @@ class ModelServer(Server):
     ) -> None:
         check_number("max_adapters", max_adapters, least=1, whole=True)
         super().__init__(
-            ModelServiceCallbacks(
-                handshake=_handshake,
-                join=self._join,
-                shutdown=lambda request: service_pb2.ShutdownResponse(
-                    base=self._answer_shutdown(request)
-                ),
-            ),
             address,
             token=token,
             tls=tls,
@@ -134,6 +128,10 @@ class ModelServer(Server):
             return 0.0
         return time.monotonic() - service.last_activity
 
+    def _handshake(self, request: service_pb2.HandshakeRequest) -> service_pb2.HandshakeResponse:
+        base = answer_handshake(request.base, "model", _CAPABILITIES)
+        return service_pb2.HandshakeResponse(base=base)
+
     def _join(
         self, requests: Iterator[interaction_pb2.JoinRequest], peer: JoinPeer
     ) -> Iterator[interaction_pb2.JoinResponse]:
@@ -143,9 +141,3 @@ class ModelServer(Server):
         stream = ModelStream(service, requests)
         peer.on_disconnect(stream.lose)
         return stream.responses()
-
-
-def _handshake(request: service_pb2.HandshakeRequest) -> service_pb2.HandshakeResponse:
-    return service_pb2.HandshakeResponse(
-        base=answer_handshake(request.base, "model", _CAPABILITIES)
-    )
