@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     Task = Callable[[], None]
 
-__all__ = ["DedicatedThread", "GrowingExecutor", "LaneScheduler", "Turns", "Workers"]
+__all__ = ["DedicatedThread", "GrowingExecutor", "LaneScheduler", "Turns"]
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -38,25 +38,46 @@ def _run_logged(task: Task) -> None:
         _logger.exception("a task of a server failed")
 
 
-class Workers:
-    """Threads that are made when there is work and end when there has been none for a while.
+class GrowingExecutor(ThreadPoolExecutor):
+    """An executor that makes a thread for whatever finds none idle; those end when long unused.
 
-    No task waits for another one: what a task waits for may be any length.
+    No call waits for another one, whatever that waits for: a Join occupies a thread as long as its
+    client stays. The threads are unknown to :mod:`concurrent.futures`, which would join them when
+    the interpreter exits.
     """
 
     def __init__(self, name: str) -> None:
+        super().__init__(max_workers=1, thread_name_prefix=name)  # Its own threads never start.
         self._name = name
         self._guard = threading.Lock()
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._backlog: deque[Task] = deque()
         self._free = 0
         self._alive = 0
-        self._is_closed = False
+        self._is_shut = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run ``fn`` on an idle thread, else on a new one.
+
+        Raises:
+            ClosedError: After :meth:`shutdown`; a RuntimeError, as the base class has it.
+        """
+        if self._is_shut:
+            raise ClosedError("cannot schedule new futures after shutdown")
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if future.set_running_or_notify_cancel():
+                _fulfil(future, lambda: fn(*args, **kwargs))
+
+        self.run(call)
+        return future
 
     def run(self, task: Task) -> None:
-        """Run a task on an idle thread, else on a new one; it deals with its own exceptions.
+        """Run a task likewise, without a future; it deals with its own exceptions.
 
         Where the system gives no more threads, the next one that is free takes it, or this one.
+        After :meth:`shutdown` it is still run.
         """
         with self._guard:
             if self._free:
@@ -70,10 +91,11 @@ class Workers:
             if not self._put_back(task):
                 _run_logged(task)
 
-    def close(self) -> None:
-        """Let idle threads end now, and busy ones after their task. None is waited for."""
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let idle threads end. Busy ones are not waited for, whatever ``wait`` says."""
+        del wait, cancel_futures
         with self._guard:
-            self._is_closed = True
+            self._is_shut = True
             for _ in range(self._free):
                 self._tasks.put(None)
             self._free = 0
@@ -92,69 +114,32 @@ class Workers:
             return True
 
     def _work(self, task: Task | None) -> None:
-        while task is not None:
-            _run_logged(task)
-            del task  # An idle thread must not keep the last request's arrays alive.
-            task = self._next()
+        while True:
+            while task is not None:
+                _run_logged(task)
+                del task  # An idle thread must not keep the last request's arrays alive.
+                task = self._next()
+            with self._guard:
+                if not self._backlog:  # Nobody else may be there to take it.
+                    self._alive -= 1
+                    return
+                task = self._backlog.popleft()
 
     def _next(self) -> Task | None:
         with self._guard:
             if self._backlog:
                 return self._backlog.popleft()
-            if self._is_closed:
-                self._alive -= 1
+            if self._is_shut:
                 return None
             self._free += 1
         try:
-            task = self._tasks.get(timeout=_IDLE_SECONDS)
+            return self._tasks.get(timeout=_IDLE_SECONDS)
         except Empty:
             with self._guard:
                 if self._free:
                     self._free -= 1
-                    self._alive -= 1
                     return None
-            task = self._tasks.get()  # It was promised to this thread just now.
-        if task is None:
-            with self._guard:
-                self._alive -= 1
-        return task
-
-
-class GrowingExecutor(ThreadPoolExecutor):
-    """:class:`Workers` as an executor: one that never makes a call wait for a thread.
-
-    A Join occupies a thread as long as the client stays, so that any fixed number of threads would
-    one day leave a handshake unanswered. The threads are unknown to :mod:`concurrent.futures`,
-    which would join them when the interpreter exits.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(max_workers=1, thread_name_prefix=name)  # Its own threads never start.
-        self._workers = Workers(f"{name}-call")
-        self._is_shut = False
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run ``fn`` on an idle thread, else on a new one.
-
-        Raises:
-            ClosedError: After :meth:`shutdown`; a RuntimeError, as the base class has it.
-        """
-        if self._is_shut:
-            raise ClosedError("cannot schedule new futures after shutdown")
-        future: Future[T] = Future()
-
-        def call() -> None:
-            if future.set_running_or_notify_cancel():
-                _fulfil(future, lambda: fn(*args, **kwargs))
-
-        self._workers.run(call)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let idle threads end. Busy ones are not waited for, whatever ``wait`` says."""
-        del wait, cancel_futures
-        self._is_shut = True
-        self._workers.close()
+            return self._tasks.get()  # It was promised to this thread just now.
 
 
 def _fulfil(future: Future[T], call: Callable[[], T]) -> None:
@@ -303,7 +288,7 @@ class LaneScheduler:
         self._pending = 0
         self._changed = threading.Condition()
         self._turns: Turns[_LaneTask] = Turns()
-        self._workers = Workers("rlmesh_gym-lane")
+        self._workers = GrowingExecutor("rlmesh_gym-lane")
 
     def submit(self, lanes: Iterable[int], run: Task) -> None:
         """Have ``run`` called once everything submitted before on its lanes is done.
@@ -327,7 +312,7 @@ class LaneScheduler:
     def close(self) -> None:
         """Drain and end the threads."""
         self.drain()
-        self._workers.close()
+        self._workers.shutdown()
 
     def _start(self, task: _LaneTask) -> None:
         self._workers.run(lambda: self._work(task))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlmesh_gym import threads
 from rlmesh_gym.errors import ClosedError
-from rlmesh_gym.threads import DedicatedThread, GrowingExecutor, LaneScheduler, Turns, Workers
+from rlmesh_gym.threads import DedicatedThread, GrowingExecutor, LaneScheduler, Turns
 
 WAIT = 10.0
 
@@ -33,7 +33,7 @@ def test_threads_are_used_again() -> None:
     pool = GrowingExecutor("rlmesh_gym-test")
     first = pool.submit(threading.get_ident).result(WAIT)
     idents = {first}
-    while pool._workers._free == 0:  # It counts itself free a moment after it has set the result.
+    while pool._free == 0:  # It counts itself free a moment after it has set the result.
         threading.Event().wait(0.001)
     idents.add(pool.submit(threading.get_ident).result(WAIT))
     assert idents == {first}
@@ -144,7 +144,11 @@ def test_tasks_that_raise_end_nobody(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise SystemExit("a model called sys.exit")
 
-    thread, workers, done = DedicatedThread("rlmesh_gym-test"), Workers("rlmesh_gym-test"), []
+    thread, workers, done = (
+        DedicatedThread("rlmesh_gym-test"),
+        GrowingExecutor("rlmesh_gym-test"),
+        [],
+    )
     thread.post(fail)
     thread.post(lambda: done.append("model"))
     thread.close()
@@ -153,13 +157,13 @@ def test_tasks_that_raise_end_nobody(caplog: pytest.LogCaptureFixture) -> None:
     workers.run(fail)
     workers.run(later.set)
     assert later.wait(WAIT)
-    workers.close()
+    workers.shutdown()
     assert done == ["model"]
     assert "a task of a server failed" in caplog.text
 
 
 def test_workers_grow_with_the_work_and_go() -> None:
-    workers = Workers("rlmesh_gym-test")
+    workers = GrowingExecutor("rlmesh_gym-test")
     gate, arrived = threading.Event(), threading.Semaphore(0)
 
     def wait() -> None:
@@ -173,12 +177,12 @@ def test_workers_grow_with_the_work_and_go() -> None:
     gate.set()
     workers.run(arrived.release)
     assert arrived.acquire(timeout=WAIT)
-    workers.close()
+    workers.shutdown()
     assert workers._free == 0
 
 
 def test_a_task_without_a_thread_runs_on_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = Workers("rlmesh_gym-test")
+    workers = GrowingExecutor("rlmesh_gym-test")
     ran_on: list[int] = []
 
     def refuse(thread: threading.Thread) -> None:

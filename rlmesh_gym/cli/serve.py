@@ -19,11 +19,12 @@ from rlmesh_gym.cli.options import (
 from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
+from rlmesh_gym.server.env.making import make_envs
 
 if TYPE_CHECKING:
     import argparse
 
-    AnyEnv = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | list[gym.Env[Any, Any]]
+    from rlmesh_gym.server.env.making import Made
 
 __all__ = ["MODES", "build_env", "configure", "execute"]
 
@@ -138,7 +139,7 @@ def build_env(
     processes: bool = False,
     render_mode: str | None = None,
     env_kwargs: dict[str, Any] | None = None,
-) -> AnyEnv:
+) -> Made:
     """Make what ``EnvServer`` is to serve.
 
     Args:
@@ -155,20 +156,15 @@ def build_env(
     """
     if ":" in env_id:
         find_in_working_directory()
-    arguments = dict(env_kwargs or {})
-    if render_mode is not None:
-        arguments["render_mode"] = render_mode
+    options = {} if render_mode is None else {"render_mode": render_mode}
     try:
-        if num_envs is None:
-            return gym.make(env_id, **arguments)
-        if mode is None:
-            return [gym.make(env_id, **arguments) for _ in range(num_envs)]
-        return gym.make_vec(
+        return make_envs(
             env_id,
             num_envs=num_envs,
-            vectorization_mode="async" if processes else "sync",
-            vector_kwargs={"autoreset_mode": mode},
-            **arguments,
+            autoreset_mode=mode,
+            processes=processes,
+            env_kwargs=env_kwargs,
+            **options,
         )
     except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
         message = f"{error} An environment of your own needs the module that registers it"

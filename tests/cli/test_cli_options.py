@@ -204,7 +204,7 @@ def test_kinds_of_environments() -> None:
     try:
         assert isinstance(single, gym.Env)
         assert isinstance(lanes, list)
-        assert isinstance(vector, gym.vector.SyncVectorEnv)
+        assert isinstance(vector, gym.vector.VectorEnv)
         assert vector.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     finally:
         closing: list[Any] = [single, vector, *lanes]  # type: ignore[misc]

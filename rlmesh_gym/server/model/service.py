@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from rlmesh_gym.server.model.routes import RouteTable
-from rlmesh_gym.threads import DedicatedThread, Turns, Workers
+from rlmesh_gym.threads import DedicatedThread, GrowingExecutor, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class ModelService:
         self.routes = RouteTable(max_adapters)
         self.order: Turns[Request] = Turns()
         self.model_thread = DedicatedThread("rlmesh_gym-model")
-        self.workers = Workers("rlmesh_gym-model-worker")
+        self.workers = GrowingExecutor("rlmesh_gym-model-worker")
         self.last_activity = time.monotonic()
         self._lock = threading.Lock()
         self._in_flight = 0
@@ -141,5 +141,5 @@ class ModelService:
         """
         self.model_thread.close(last)
         done = self.model_thread.join(timeout)
-        self.workers.close()
+        self.workers.shutdown()
         return done
