@@ -19,13 +19,13 @@ from rlmesh_gym.rpc.handshake import (
     answer_handshake,
     peer_info,
 )
-from rlmesh_gym.rpc.host.serving import (
+from rlmesh_gym.rpc.host.callbacks import (
     EnvServiceCallbacks,
-    GrpcHost,
     JoinPeer,
     ModelServiceCallbacks,
     Refused,
 )
+from rlmesh_gym.rpc.host.serving import GrpcHost
 from rlmesh_gym.rpc.in_process import LOCAL, AnyPending, InProcessPending, InProcessSession
 from rlmesh_gym.rpc.large_answers import LARGE_BYTES, assemble
 

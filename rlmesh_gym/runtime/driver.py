@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import uuid6
 
 from rlmesh_gym.codec import SpaceCodec
-from rlmesh_gym.env.drive.group import run_together
 from rlmesh_gym.errors import ConfigurationError, Error
 from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.runtime.cancellation import CancellationWatch, CancelledRunError
@@ -31,6 +30,7 @@ from rlmesh_gym.runtime.loop import RunLoop
 from rlmesh_gym.runtime.report.bottleneck import TimeShares
 from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 from rlmesh_gym.runtime.telemetry import Telemetry, TelemetryTicker
+from rlmesh_gym.threads import run_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import sys
@@ -104,6 +105,44 @@ def test_what_can_be_served() -> None:
     assert build_handler(Handler, {}).offset == 0
 
 
+class Module:
+    """As a torch module: whatever it is called with."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0]
+
+
+def logged(function: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+@functools.wraps(act)
+def wrapped(*args: Any, **kwargs: Any) -> Any:
+    return act(*args, **kwargs)
+
+
+@pytest.mark.parametrize("policy", [act, logged(act), wrapped, Module(), Module().__call__, len])
+def test_a_policy_is_no_factory(policy: Any) -> None:
+    assert build_handler(policy, {}) is policy
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments"),
+    [
+        (make, {}),
+        (functools.partial(make), {}),
+        (lambda checkpoint="last": act, {}),
+        (lambda **options: act, {}),
+        (lambda *args, **options: act, {"checkpoint": "last"}),
+    ],
+)
+def test_a_factory_is_called(factory: Any, arguments: dict[str, Any]) -> None:
+    assert build_handler(factory, arguments) is act
+
+
 @pytest.mark.parametrize(
     ("found", "arguments", "text"),
     [
@@ -165,7 +204,7 @@ def test_kinds_of_environments() -> None:
     try:
         assert isinstance(single, gym.Env)
         assert isinstance(lanes, list)
-        assert isinstance(vector, gym.vector.SyncVectorEnv)
+        assert isinstance(vector, gym.vector.VectorEnv)
         assert vector.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     finally:
         closing: list[Any] = [single, vector, *lanes]  # type: ignore[misc]

@@ -531,7 +531,8 @@ def test_rows_asked_for_ahead_that_are_refused_together_are_asked_for_one_by_one
     ):
         policy.predict(sight(0), episode_start=[True, True])
         policy(sight(1))
-        stream = policy._lanes.adapter.session._connection.stream
+        session: Any = policy._lanes.adapter.session
+        stream = session._connection.stream
         assert stream is not None
         stream._call.cancel()
         assert stream.wait_ended(10)

@@ -259,7 +259,7 @@ def test_endpoints_of_different_spaces_are_refused(socket_dir: Path) -> None:
 
 def whole_only(envs: Any) -> Any:
     """A vector env that can only be reset as a whole, as the released package serves one."""
-    session = InProcessEnvSession(ServedVector(envs, "whole", adopts=False))
+    session = InProcessEnvSession(ServedVector(envs, "whole", in_process=True))
     session.has_partial_reset = False
     return session
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +29,10 @@ from rlmesh_gym.errors import (
     RemoteError,
 )
 from rlmesh_gym.lanes import LaneTable
+from rlmesh_gym.threads import run_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.open.sources import AnyEnvSession, Source
     from rlmesh_gym.rpc import Timeouts
 
-__all__ = ["EndpointGroup", "run_together"]
+__all__ = ["EndpointGroup"]
 
 
 class EndpointGroup:
@@ -405,17 +405,3 @@ class EndpointGroup:
             return  # The sessions belong to the parent.
         limit = self.timeouts.close if timeout is None else timeout
         run_together([partial(endpoint.close, limit) for endpoint in self.endpoints])
-
-
-def run_together(calls: Sequence[Callable[[], None]]) -> None:
-    """Make calls side by side and wait for all of them; a lone one runs here."""
-    if len(calls) == 1:
-        calls[0]()
-        return
-    threads = [
-        threading.Thread(target=call, name="rlmesh_gym-together", daemon=True) for call in calls
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

@@ -214,7 +214,7 @@ class ModelSession(Session):
         observation: SpaceValue,
         episodes: Sequence[tuple[str, int | None]],
         *,
-        history: Sequence[HistoryRows] = (),
+        history: Sequence[HistoryRows | interaction_pb2.ObservationHistoryFrame] = (),
         step: int | None = None,
     ) -> Pending[interaction_pb2.PredictResponse]:
         """Ask for actions.
@@ -255,7 +255,7 @@ class ModelSession(Session):
         observation: SpaceValue,
         episodes: Sequence[tuple[str, int | None]],
         *,
-        history: Sequence[HistoryRows] = (),
+        history: Sequence[HistoryRows | interaction_pb2.ObservationHistoryFrame] = (),
         step: int | None = None,
     ) -> None:
         """Fill in a PredictRequest in place; the arguments are those of :meth:`predict`."""
@@ -264,6 +264,9 @@ class ModelSession(Session):
         for episode_id, seed in episodes:
             request.episode_info.add(episode_id=episode_id, seed=seed)
         for rows in history:
+            if isinstance(rows, interaction_pb2.ObservationHistoryFrame):
+                request.history.append(rows)
+                continue
             frame = request.history.add(step=rows.step)
             frame.observation.CopyFrom(rows.observation)
             for episode_id, seed in rows.episodes:

@@ -112,8 +112,8 @@ def _over_session(session: AnyEnvSession) -> RunEnv:
 def _served(env: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> ServedLanes | ServedVector:
     """Return an env of this process as a server drives it, stepped just as it is."""
     if isinstance(env, gymnasium.Env):
-        return ServedLanes([env], _name(env), may_overlap=False)
-    served = ServedVector(env, _name(env), adopts=False)
+        return ServedLanes([env], _name(env))
+    served = ServedVector(env, _name(env), in_process=True)
     if served.contract.autoreset_mode is AutoresetMode.DISABLED:
         served.has_partial_reset = True  # There is no other way to reset a lane.
     return served

@@ -75,6 +75,8 @@ class ServedEnv(ABC):
         takes_lane_seeds: A reset of all lanes takes one seed for each.
         gives_fresh_arrays: The arrays of an outcome are never written again.
         base: The environment beneath all wrappers, of lane 0 where there are several.
+        has_own_processes: The lanes run in processes of their own, so that nothing in this one is
+            shared.
     """
 
     contract: EnvContract
@@ -85,6 +87,7 @@ class ServedEnv(ABC):
     takes_lane_seeds = True
     gives_fresh_arrays = True
     base: Any
+    has_own_processes = False
 
     @property
     def num_envs(self) -> int:

@@ -111,56 +111,67 @@ class Resolve(Exchange):
         release(self.service, self.client, orphan, "its client is gone", lambda _: None)
 
 
-class Reset(Exchange):
+class _Ending(Exchange):
+    """What ends for a model: every part is told, also after one has failed."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.request = getattr(self.envelope, self.operation)
+        self.keys = (self.request.context.env_id,)
+        self._failure: BaseException | None = None
+
+    def attempt(self, call: Callable[..., None], *args: Any) -> None:
+        """Call user code; what it raises is told in the end."""
+        try:
+            call(*args)
+        except BaseException as error:  # A SystemExit must not end the thread.
+            self._failure = error
+
+    def done(self) -> None:
+        """Answer."""
+        if self._failure is not None:
+            raise model_raised(
+                self._failure,
+                self.operation,
+                env_id=self.request.context.env_id,
+                episode_ids=getattr(self.request, "episode_ids", ()),
+            ) from self._failure
+        getattr(self.response, self.operation).SetInParent()
+        self.finish()
+
+
+class Reset(_Ending):
     """ResetAdapter: episodes are over. Environments that are not resolved have none."""
 
     operation = "reset_adapter"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.keys = (self.envelope.reset_adapter.context.env_id,)
         self.brief = self.service.setup is None
 
     def work(self) -> None:
         """Reset the route, outside the predict lock."""
-        request = self.envelope.reset_adapter
-        env_id = check_context(request.context, self.operation)
-        self._episode_ids = tuple(request.episode_ids)
-        self._failure: BaseException | None = None
+        env_id = check_context(self.request.context, self.operation)
+        self._episode_ids = tuple(self.request.episode_ids)
         route = self.service.routes.find(env_id)
         if route is None:
-            self._done()
+            self.done()
             return
         route.forget(self._episode_ids)
         if self.service.setup is not None:
-            try:
-                self.service.setup.reset_adapter(env_id, self._episode_ids)
-            except BaseException as error:  # The handler must still forget them.
-                self._failure = error
+            self.attempt(self.service.setup.reset_adapter, env_id, self._episode_ids)
         self.on_model(self._call)
 
     def _call(self) -> None:
-        env_id = self.envelope.reset_adapter.context.env_id
         begun_ns = time.perf_counter_ns()
-        try:
-            self.service.handler.reset_adapter(env_id, self._episode_ids)
-        except BaseException as error:  # Answered in-band, a SystemExit too.
-            self._failure = error
+        handler = self.service.handler
+        self.attempt(handler.reset_adapter, self.request.context.env_id, self._episode_ids)
         self.response.user_ns = time.perf_counter_ns() - begun_ns
         self.service.read_model(self.response)
-        self._done()
-
-    def _done(self) -> None:
-        if self._failure is not None:
-            env_id = self.envelope.reset_adapter.context.env_id
-            raise model_raised(
-                self._failure, self.operation, env_id=env_id, episode_ids=self._episode_ids
-            ) from self._failure
-        self.response.reset_adapter.SetInParent()
-        self.finish()
+        self.done()
 
 
-class Release(Exchange):
+class Release(_Ending):
     """ReleaseAdapter: drop an environment, with whatever episodes it still had.
 
     The request's reason goes to the log, for whoever looks after the model.
@@ -170,43 +181,26 @@ class Release(Exchange):
 
     def __init__(self, *args: Any, expected: Route | None = None) -> None:
         super().__init__(*args)
-        self.keys = (self.envelope.release_adapter.context.env_id,)
         self._expected = expected
 
     def work(self) -> None:
         """Take the route out; its episodes end with it."""
-        self._env_id = check_context(self.envelope.release_adapter.context, self.operation)
-        self._failure: BaseException | None = None
-        if self.service.routes.remove(self._env_id, self._expected) is None:
-            self._done()
+        env_id = check_context(self.request.context, self.operation)
+        if self.service.routes.remove(env_id, self._expected) is None:
+            self.done()
             return
-        reason = self.envelope.release_adapter.reason
-        if reason:
-            _logger.info("env %r is released: %s", self._env_id, reason)
+        if self.request.reason:
+            _logger.info("env %r is released: %s", env_id, self.request.reason)
         self.on_model(self._call)
 
     def _call(self) -> None:
-        try:
-            self.service.handler.reset_adapter(self._env_id, ())
-        except BaseException as error:  # The route must still be released.
-            self._failure = error
+        self.attempt(self.service.handler.reset_adapter, self.request.context.env_id, ())
         self.on_worker(self._tear_down)
 
     def _tear_down(self) -> None:
         if self.service.setup is not None:
-            try:
-                self.service.setup.release_adapter(self._env_id)
-            except BaseException as error:  # A SystemExit must not end the worker.
-                self._failure = error
-        self._done()
-
-    def _done(self) -> None:
-        if self._failure is not None:
-            raise model_raised(
-                self._failure, self.operation, env_id=self._env_id
-            ) from self._failure
-        self.response.release_adapter.SetInParent()
-        self.finish()
+            self.attempt(self.service.setup.release_adapter, self.request.context.env_id)
+        self.done()
 
 
 def release(

@@ -10,7 +10,8 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
-from rlmesh_gym.server.model.faults import encode_fault, invalid, unsupported
+from rlmesh_gym.errors import ClosedError
+from rlmesh_gym.server.model.faults import closed, encode_fault, invalid, unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +49,7 @@ class Exchange:
 
     Attributes:
         keys: The environments whose order the request takes part in.
-        ahead: Kept by the order.
+        ahead: Kept by :class:`~rlmesh_gym.threads.Turns`.
         brief: ``start`` is short and never runs user code, so that the reader may run it itself.
         skippable: Pointless once its stream is gone.
     """
@@ -103,7 +104,10 @@ class Exchange:
 
     def on_model(self, step: Callable[[], None]) -> None:
         """Go on with a step on the model thread."""
-        self.service.model_thread.run(lambda: self.guard(step))
+        try:
+            self.service.model_thread.post(lambda: self.guard(step))
+        except ClosedError as error:
+            raise closed() from error
 
     def on_worker(self, step: Callable[[], None]) -> None:
         """Go on with a step on a worker."""

@@ -33,44 +33,129 @@ if TYPE_CHECKING:
 __all__ = ["GroupedPredict", "Predict", "PredictJob"]
 
 
-class Predict(Exchange):
-    """Predict: one batch of rows to actions."""
+class _Asking(Exchange):
+    """What both kinds of predict share: decode, call the handler, encode."""
 
-    operation = "predict"
     brief = True
     skippable = True
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.keys = (self.envelope.predict.context.env_id,)
 
     def work(self) -> None:
         """Decode."""
         begun_ns = time.perf_counter_ns()
-        self._job = PredictJob(self.service, self.client, self.envelope.predict, {})
-        decoded_ns = time.perf_counter_ns()
-        self.response.decode_ns = decoded_ns - begun_ns
-        self._decoded_ns = decoded_ns
-        self.on_model(self._call)
+        self.jobs: list[PredictJob] = []
+        self.decode()
+        self._decoded_ns = time.perf_counter_ns()
+        self.response.decode_ns = self._decoded_ns - begun_ns
+        if self.jobs:
+            self.on_model(self._call)
+        else:
+            self._encode()
+
+    def decode(self) -> None:
+        """Fill ``jobs``."""
+        raise NotImplementedError
+
+    def ask(self, observations: list[ModelObservation]) -> list[Any]:
+        """Call the handler."""
+        raise NotImplementedError
+
+    def encode(self) -> None:
+        """Fill in the response."""
+        raise NotImplementedError
 
     def _call(self) -> None:
         called_ns = time.perf_counter_ns()
         self._queue_ns += called_ns - self._decoded_ns
-        job = self._job
-        job.call(self.service)
+        try:
+            results = self.ask([job.observation for job in self.jobs])
+        except BaseException as error:  # Answered in-band, a SystemExit too.
+            results = [error] * len(self.jobs)
+        for job, result in zip(self.jobs, results, strict=True):
+            job.result = result
+        del results
         self.response.user_ns = time.perf_counter_ns() - called_ns
         self.service.read_model(self.response)
         if self.service.model_thread.has_more():
-            job.detach()
+            for job in self.jobs:
+                job.detach()
             self.on_worker(self._encode)
         else:
             self._encode()  # Nothing else wants the model: that saves waking a worker.
 
     def _encode(self) -> None:
         begun_ns = time.perf_counter_ns()
-        self.response.predict.CopyFrom(self._job.encode())
+        self.encode()
         self.response.encode_ns = time.perf_counter_ns() - begun_ns
         self.finish()
+
+
+class Predict(_Asking):
+    """Predict: one batch of rows to actions."""
+
+    operation = "predict"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.keys = (self.envelope.predict.context.env_id,)
+
+    def decode(self) -> None:
+        """One job; a request that does not fit is an error."""
+        self.jobs.append(PredictJob(self.service, self.client, self.envelope.predict, {}))
+
+    def ask(self, observations: list[ModelObservation]) -> list[Any]:
+        """Call predict or predict_chunked."""
+        return [predict_frames(self.service.handler, observations[0])]
+
+    def encode(self) -> None:
+        """Answer with the frames."""
+        self.response.predict.CopyFrom(self.jobs[0].encode())
+
+
+class GroupedPredict(_Asking):
+    """GroupedPredict: predicts that the handler sees together, each with its own outcome."""
+
+    operation = "grouped_predict"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        groups = self.envelope.grouped_predict.groups
+        self.keys = tuple(dict.fromkeys(group.context.env_id for group in groups))
+
+    def decode(self) -> None:
+        """A job for each group that fits."""
+        staged: dict[str, dict[str, int]] = {}
+        self._outcomes: list[PredictJob | ModelError] = []
+        for group in self.envelope.grouped_predict.groups:
+            try:
+                job = PredictJob(self.service, self.client, group, staged)
+            except ModelError as error:  # noqa: PERF203 - each group has its own outcome
+                self._outcomes.append(error)
+            else:
+                self._outcomes.append(job)
+                self.jobs.append(job)
+
+    def ask(self, observations: list[ModelObservation]) -> list[Any]:
+        """Call predict_grouped."""
+        results = list(self.service.handler.predict_grouped(observations))
+        if len(results) != len(observations):
+            message = (
+                f"predict_grouped returned {len(results)} results for {len(observations)} groups"
+            )
+            raise ValueError(message)  # Counts as the handler's exception.
+        return results
+
+    def encode(self) -> None:
+        """Answer with an outcome per group."""
+        results = self.response.grouped_predict.results
+        self.response.grouped_predict.SetInParent()
+        for job in self._outcomes:
+            outcome = results.add()
+            try:
+                if isinstance(job, ModelError):
+                    raise job  # noqa: TRY301 - one place turns failures into outcomes
+                outcome.response.CopyFrom(job.encode())
+            except Exception as error:  # Each group has its own outcome.
+                outcome.error.CopyFrom(encode_fault(error, "predict"))
 
 
 class PredictJob:
@@ -94,13 +179,6 @@ class PredictJob:
         self.observation = _decode(self.route, request, staged.setdefault(env_id, {}))
         self.result: Any = None
 
-    def call(self, service: ModelService) -> None:
-        """Call the handler. Model thread only."""
-        try:
-            self.result = predict_frames(service.handler, self.observation)
-        except BaseException as error:  # Answered in-band, a SystemExit too.
-            self.result = error
-
     def detach(self) -> None:
         """Take copies of what the handler may use again in its next call. Model thread only."""
         if not isinstance(self.result, BaseException):
@@ -123,74 +201,6 @@ class PredictJob:
         actions = [codec.encode(leaves, rows) for leaves in frames]
         self.route.deliver(self.observation)
         return interaction_pb2.PredictResponse(context=self.request.context, actions=actions)
-
-
-class GroupedPredict(Exchange):
-    """GroupedPredict: predicts that the handler sees together, each with its own outcome."""
-
-    operation = "grouped_predict"
-    brief = True
-    skippable = True
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        groups = self.envelope.grouped_predict.groups
-        self.keys = tuple(dict.fromkeys(group.context.env_id for group in groups))
-
-    def work(self) -> None:
-        """Decode every group."""
-        begun_ns = time.perf_counter_ns()
-        staged: dict[str, dict[str, int]] = {}
-        self._jobs: list[PredictJob | ModelError] = []
-        for group in self.envelope.grouped_predict.groups:
-            try:
-                self._jobs.append(PredictJob(self.service, self.client, group, staged))
-            except ModelError as error:  # noqa: PERF203 - each group has its own outcome
-                self._jobs.append(error)
-        self._decoded_ns = time.perf_counter_ns()
-        self.response.decode_ns = self._decoded_ns - begun_ns
-        if any(isinstance(job, PredictJob) for job in self._jobs):
-            self.on_model(self._call)
-        else:
-            self._encode()
-
-    def _call(self) -> None:
-        called_ns = time.perf_counter_ns()
-        self._queue_ns += called_ns - self._decoded_ns
-        jobs = [job for job in self._jobs if isinstance(job, PredictJob)]
-        results: list[Any]
-        try:
-            results = list(self.service.handler.predict_grouped([job.observation for job in jobs]))
-            if len(results) != len(jobs):
-                message = f"predict_grouped returned {len(results)} results for {len(jobs)} groups"
-                raise ValueError(message)  # noqa: TRY301 - counts as the handler's exception
-        except BaseException as error:  # Answered in-band, a SystemExit too.
-            results = [error] * len(jobs)
-        for job, result in zip(jobs, results, strict=True):
-            job.result = result
-        self.response.user_ns = time.perf_counter_ns() - called_ns
-        self.service.read_model(self.response)
-        if self.service.model_thread.has_more():
-            for job in jobs:
-                job.detach()
-            self.on_worker(self._encode)
-        else:
-            self._encode()
-
-    def _encode(self) -> None:
-        begun_ns = time.perf_counter_ns()
-        results = self.response.grouped_predict.results
-        self.response.grouped_predict.SetInParent()
-        for job in self._jobs:
-            outcome = results.add()
-            try:
-                if isinstance(job, ModelError):
-                    raise job  # noqa: TRY301 - one place turns failures into outcomes
-                outcome.response.CopyFrom(job.encode())
-            except Exception as error:  # Each group has its own outcome.
-                outcome.error.CopyFrom(encode_fault(error, "predict"))
-        self.response.encode_ns = time.perf_counter_ns() - begun_ns
-        self.finish()
 
 
 def _decode(

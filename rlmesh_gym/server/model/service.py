@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from rlmesh_gym.server.model.routes import RouteTable
-from rlmesh_gym.server.model.schedule import EnvOrder, ModelThread, WorkerPool
+from rlmesh_gym.threads import DedicatedThread, GrowingExecutor, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.model.v1 import interaction_pb2
     from rlmesh_gym.model import ModelHandler, ModelRouteSetup
 
-__all__ = ["ModelService", "close_handler"]
+__all__ = ["ModelService"]
 
 _logger = logging.getLogger(__name__)
 
@@ -58,9 +58,9 @@ class ModelService:
         self.handler = handler
         self.setup: ModelRouteSetup | None = handler.route_setup()
         self.routes = RouteTable(max_adapters)
-        self.order: EnvOrder[Request] = EnvOrder()
-        self.model_thread = ModelThread("rlmesh_gym-model")
-        self.workers = WorkerPool("rlmesh_gym-model-worker")
+        self.order: Turns[Request] = Turns()
+        self.model_thread = DedicatedThread("rlmesh_gym-model")
+        self.workers = GrowingExecutor("rlmesh_gym-model-worker")
         self.last_activity = time.monotonic()
         self._lock = threading.Lock()
         self._in_flight = 0
@@ -101,8 +101,8 @@ class ModelService:
                 response.adapter_ns = min(max(int(adapter_ns), 0), _UINT64_MAX)
             if held is not None:
                 response.held_episodes = min(max(int(held.episodes), 0), _UINT32_MAX)
-                if held.nbytes is not None:
-                    response.held_state_bytes = min(max(int(held.nbytes), 0), _UINT64_MAX)
+                if held.bytes is not None:
+                    response.held_state_bytes = min(max(int(held.bytes), 0), _UINT64_MAX)
         except BaseException:
             # Telemetry must not fail a prediction that went well.
             _logger.exception("held_state or take_adapter_ns failed")
@@ -129,29 +129,17 @@ class ModelService:
         for stream in streams:
             stream.drain()
 
-    def close(self, timeout: float | None) -> bool:
-        """Close the handler after its last call, once all streams are gone.
+    def close(self, last: Callable[[], None], timeout: float) -> bool:
+        """End the threads, once all streams are gone.
 
         Args:
-            timeout: Seconds to wait for a call that is still running; None for ever.
+            last: Closes the handler, after its last call.
+            timeout: Seconds to wait for that.
 
         Returns:
-            False when the call outlasted that. ``on_close`` then follows when it returns.
+            False when it took longer.
         """
-        self.model_thread.close(lambda: close_handler(self.handler))
+        self.model_thread.close(last)
         done = self.model_thread.join(timeout)
-        self.workers.close()
+        self.workers.shutdown()
         return done
-
-    def abandon(self) -> None:
-        """Let the threads go without closing the handler, as when the host could not start."""
-        self.model_thread.close(lambda: None)
-        self.workers.close()
-
-
-def close_handler(handler: ModelHandler) -> None:
-    """Let the handler go; a failure is logged, since whoever stops a server cannot mend it."""
-    try:
-        handler.on_close()
-    except BaseException:
-        _logger.exception("%r failed to close", handler)
