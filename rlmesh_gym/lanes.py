@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, overload
@@ -17,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import uuid6
 
+from rlmesh_gym.success import success_of
+
 __all__ = [
     "EpisodeLog",
     "EpisodeRecord",
     "LanePhase",
     "LaneTable",
     "any_true",
-    "are_consecutive",
     "mint_episode_id",
-    "success_of",
 ]
 
 
@@ -49,29 +49,6 @@ def mint_episode_id() -> str:
     return str(uuid6.uuid7())
 
 
-def are_consecutive(seeds: Sequence[int]) -> bool:
-    """Return whether seeds are ``s, s + 1, …``, which a vector env makes of the one seed ``s``."""
-    return all(seed == seeds[0] + lane for lane, seed in enumerate(seeds))
-
-
-def success_of(info: Mapping[str, Any]) -> bool | None:
-    """Read whether an episode succeeded from its final info.
-
-    Args:
-        info: Info of the last step. ``is_success`` is read first, then ``success``.
-
-    Returns:
-        The flag, or None if the info holds neither or holds something that is not one truth value.
-    """
-    for key in ("is_success", "success"):
-        value = info.get(key)
-        if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
-            return bool(value)
-        if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
-            return bool(value.reshape(-1)[0])
-    return None
-
-
 @dataclass(frozen=True)
 class EpisodeRecord:
     """One episode that is over.
@@ -87,7 +64,7 @@ class EpisodeRecord:
         truncated: The last step said so, or the client cut the episode off at its limit.
         interrupted: It did not end by itself: a reset came first, or its endpoint was lost.
         duration: Wall-clock seconds from the first observation to the last.
-        success: The env's ``is_success`` or ``success`` from the final info; None without them.
+        success: What the final info says of it; None where it says nothing.
         final_info: Info of the last step of this lane alone; empty when interrupted.
     """
 

@@ -5,7 +5,8 @@ import uuid
 import numpy as np
 import pytest
 
-from rlmesh_gym.lanes import EpisodeLog, LanePhase, LaneTable, mint_episode_id, success_of
+from rlmesh_gym.lanes import EpisodeLog, LanePhase, LaneTable, mint_episode_id
+from rlmesh_gym.success import success_of
 
 
 def flags(*values: bool) -> np.ndarray:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import uuid6
 
-from rlmesh_gym.codec import SpaceCodec
+from rlmesh_gym.codec import SpaceCodec, filler_action
 from rlmesh_gym.errors import ClosedError, Error, UnsupportedCallError
 from rlmesh_gym.policy.adapter import ModelAdapter
-from rlmesh_gym.policy.env_view import filler_action, view_env
+from rlmesh_gym.policy.env_view import view_env
 from rlmesh_gym.policy.planning.ensemble import make_replay
 from rlmesh_gym.policy.planning.lane_planner import LanePlanner
 from rlmesh_gym.policy.planning.schedule import PlanSchedule

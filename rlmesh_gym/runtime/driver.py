@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import uuid6
 
+from rlmesh_gym.codec import same_space
 from rlmesh_gym.errors import ConfigurationError, Error
 from rlmesh_gym.runtime.calls import CancelledRunError, ThreadCall, Waiter
 from rlmesh_gym.runtime.context import RunContext, TimedCalls
@@ -286,7 +287,7 @@ class _Run:
         for part in self.parts[1:]:
             for name in ("single_observation_space", "single_action_space"):
                 expected, found = getattr(first.contract, name), getattr(part.env.contract, name)
-                if expected != found:
+                if not same_space(expected, found):
                     message = (
                         f"all endpoints of a run serve the same spaces: {name} is {expected} at "
                         f"{first.endpoint} and {found} at {part.env.endpoint}"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from rlmesh_gym.codec.reset_arguments import expand_seeds, split_options
 from rlmesh_gym.env import RemoteVectorEnv
-from rlmesh_gym.env.drive.reset_arguments import expand_seeds, split_options
 from rlmesh_gym.errors import CodecError, ConfigurationError, ResetNeededError
 from rlmesh_gym.lanes import LanePhase
 from rlmesh_gym.server import EnvServer

@@ -11,7 +11,6 @@ from gymnasium.utils.env_checker import data_equivalence
 
 from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
 from rlmesh_gym.errors import CodecError, StateError
-from rlmesh_gym.runtime.ends.final_infos import final_info_of
 from rlmesh_gym.runtime.ends.rows import RowFormat, Rows, RowStore, gather
 from tests.catalogue import SPACE_IDS, SPACES
 
@@ -78,29 +77,3 @@ def test_bytes_that_do_not_fit_are_refused() -> None:
 def test_a_lane_without_a_row_is_named() -> None:
     with pytest.raises(StateError, match="lane 1"):
         RowStore(2).gather([1])
-
-
-def test_final_infos_of_every_form() -> None:
-    batched = {
-        "t": np.array([3, 0]),
-        "_t": np.array([True, False]),
-        "pose": {"x": [1.5, 0.0], "_x": [True, False]},
-        "_pose": [True, False],
-        "note": "all",
-        "final_obs": [None, None],
-        "rlmesh.conformance.warning": [],
-    }
-    assert final_info_of(batched, 0, 2) == {"t": 3, "pose": {"x": 1.5}, "note": "all"}
-    assert final_info_of(batched, 1, 2) == {"note": "all"}
-    same_step = {
-        "final_info": {"t": np.array([0, 7]), "_t": np.array([False, True])},
-        "_final_info": np.array([False, True]),
-        "kind": ["step", "reset"],
-    }
-    assert final_info_of(same_step, 1, 2) == {"t": 7}
-    lanes = {"final_info": [{"t": 1}, {"t": 2}], "_final_info": [True, True]}
-    assert final_info_of(lanes, 1, 2) == {"t": 2}
-    assert final_info_of({"t": 4, "path": np.arange(2)}, 0, 1) == {"t": 4, "path": [0, 1]}
-    # An env's own dicts have whatever keys they have.
-    nested = {"visits": {1: 2, "a": 3}, "_visits": np.array([True])}
-    assert final_info_of(nested, 0, 1) == {"visits": {"1": 2, "a": 3}}

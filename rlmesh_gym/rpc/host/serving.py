@@ -21,6 +21,7 @@ from rlmesh_gym.errors import ConfigurationError, Error, StateError
 from rlmesh_gym.rpc.address import parse_bind_address
 from rlmesh_gym.rpc.client.channel import MESSAGE_OPTIONS
 from rlmesh_gym.rpc.config import TLSConfig, resolve_token
+from rlmesh_gym.rpc.handshake import CLIENT_CAPABILITIES_KEY
 from rlmesh_gym.rpc.host.executor import GrowingExecutor
 from rlmesh_gym.rpc.host.link_serving import LinkContext, LinkHost
 from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure
@@ -88,10 +89,13 @@ class JoinPeer:
 
     Attributes:
         name: The client's address as gRPC names it, for logs.
+        capabilities: What it uses of ours, by name.
     """
 
     def __init__(self, context: grpc.ServicerContext | LinkContext) -> None:
         self.name: str = context.peer()
+        named = dict(context.invocation_metadata()).get(CLIENT_CAPABILITIES_KEY, "")
+        self.capabilities = frozenset(str(named).split(","))
         self._context = context
 
     def is_active(self) -> bool:

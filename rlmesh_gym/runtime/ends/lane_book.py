@@ -10,8 +10,9 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_gym.lanes import LaneTable, mint_episode_id, success_of
+from rlmesh_gym.lanes import LaneTable, mint_episode_id
 from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary
+from rlmesh_gym.success import success_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

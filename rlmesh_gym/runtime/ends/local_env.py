@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from rlmesh_gym.codec import EnvContract
+from rlmesh_gym.codec import EnvContract, as_frame, final_info, find_autoreset_mode
 from rlmesh_gym.runtime.calls import CompletedCall
-from rlmesh_gym.runtime.ends.final_infos import final_info_of
 from rlmesh_gym.runtime.ends.protocols import LOCAL, ResetReply, StepReply
 from rlmesh_gym.runtime.ends.rows import RowFormat, Rows
+from rlmesh_gym.runtime.report.records import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class LocalRuntimeEnv:
             metadata=dict(self.envs.metadata or {}),
             num_envs=self.envs.num_envs,
             render_mode=self.envs.render_mode,
-            autoreset_mode=_mode_of(self.envs),
+            autoreset_mode=find_autoreset_mode(self.envs),
         )
 
     def __repr__(self) -> str:
@@ -148,16 +148,17 @@ class LocalRuntimeEnv:
         observations, rewards, terminations, truncations, infos = self.envs.step(batch)
         elapsed = time.perf_counter_ns() - began
 
-        def final_info(row: int, episode_id: str) -> dict[str, Any]:
+        def last_info(row: int, episode_id: str) -> dict[str, Any]:
             del episode_id
-            return final_info_of(infos, row, num_rows)
+            info: dict[str, Any] = jsonable(final_info(infos, row, num_rows))
+            return info
 
         reply = StepReply(
             observations=self._observed(observations),
             rewards=np.asarray(rewards, np.float64),
             terminations=np.asarray(terminations, np.bool_),
             truncations=np.asarray(truncations, np.bool_),
-            final_info=final_info,
+            final_info=last_info,
         )
         return CompletedCall(reply, elapsed)
 
@@ -176,7 +177,7 @@ class LocalRuntimeEnv:
         frames: Any = self.envs.render() if self.envs.render_mode is not None else None
         frame: NDArray[np.uint8] | None = None
         if isinstance(frames, (tuple, list)) and lane < len(frames) and frames[lane] is not None:
-            frame = np.asarray(frames[lane], np.uint8)
+            frame = as_frame(frames[lane])
         return CompletedCall(frame, time.perf_counter_ns() - began)
 
     def close(self, timeout: float) -> None:
@@ -193,12 +194,3 @@ def _id_of(envs: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> str:
     inner = envs.unwrapped.envs if isinstance(envs.unwrapped, SyncVectorEnv) else ()
     specs = (getattr(env, "spec", None) for env in (envs, *inner[:1]))
     return next((spec.id for spec in specs if spec is not None), _UNNAMED)
-
-
-def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    own = getattr(envs.unwrapped, "autoreset_mode", None)
-    if isinstance(own, AutoresetMode):
-        # Gymnasium 1.1 lets all vectors of one env class share their metadata.
-        return own
-    found = (envs.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
-    return found if isinstance(found, AutoresetMode) else AutoresetMode(found)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
-from rlmesh_gym.codec import decode_meta_map
+from rlmesh_gym.codec import decode_meta_map, decode_png, final_info
+from rlmesh_gym.codec.lane_infos import without_notes
 from rlmesh_gym.errors import ProtocolError, RemoteError, ResetNeededError
 from rlmesh_gym.rpc import EnvSession, Timeouts
-from rlmesh_gym.runtime.ends.final_infos import final_info_of
 from rlmesh_gym.runtime.ends.protocols import ResetReply, StepReply
 from rlmesh_gym.runtime.ends.remote_call import RemoteCall
 from rlmesh_gym.runtime.ends.rows import RowFormat, Rows
+from rlmesh_gym.runtime.report.records import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -164,15 +163,17 @@ class RemoteRuntimeEnv:
                 operation="step",
             )
 
-        def final_info(row: int, episode_id: str) -> dict[str, Any]:
-            return _final_info(message, lanes[row], row, num_rows, episode_id)
+        typed = self.session.has_arrays
+
+        def last_info(row: int, episode_id: str) -> dict[str, Any]:
+            return _final_info(message, lanes[row], row, num_rows, episode_id, typed=typed)
 
         return StepReply(
             observations=self._observation_format.from_value(message.observation, num_rows),
             rewards=np.array(message.rewards, np.float64),
             terminations=np.frombuffer(masks[0], np.uint8) != 0,
             truncations=np.frombuffer(masks[1], np.uint8) != 0,
-            final_info=final_info,
+            final_info=last_info,
         )
 
     def render(self, lane: int) -> RemoteCall[NDArray[np.uint8] | None]:
@@ -202,19 +203,26 @@ def _as_lost() -> Iterator[None]:
 
 
 def _read_frame(message: env_pb2.RenderResponse) -> NDArray[np.uint8] | None:
-    if not message.frame:
-        return None
-    with Image.open(io.BytesIO(message.frame)) as image:
-        return np.asarray(image.convert("RGB"))
+    return decode_png(message.frame) if message.frame else None
 
 
 def _final_info(
-    message: env_pb2.StepResponse, lane: int, row: int, num_rows: int, episode_id: str
+    message: env_pb2.StepResponse,
+    lane: int,
+    row: int,
+    num_rows: int,
+    episode_id: str,
+    *,
+    typed: bool,
 ) -> dict[str, Any]:
+    info: dict[str, Any] | None = None
     for record in message.completed_episodes:
         # An interrupted episode is reported late, under its old id, and must not be taken for this.
         if record.env_index == lane and record.episode_id == episode_id:
             if record.HasField("final_info"):
-                return final_info_of(decode_meta_map(record.final_info), 0, 0)
+                info = without_notes(decode_meta_map(record.final_info, typed=typed))
             break
-    return final_info_of(decode_meta_map(message.infos), row, num_rows)
+    if info is None:
+        info = final_info(decode_meta_map(message.infos, typed=typed), row, num_rows)
+    plain: dict[str, Any] = jsonable(info)
+    return plain

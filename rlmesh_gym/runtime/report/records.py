@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from typing_extensions import Self
 
 from rlmesh_gym.errors import ClosedError, ConfigurationError
@@ -76,8 +75,8 @@ def jsonable(value: Any) -> Any:
     does not know its ``repr``. JSON has no NaN: non-finite floats become the strings ``"NaN"``,
     ``"Infinity"`` and ``"-Infinity"``, which ``float()`` reads back.
     """
-    if isinstance(value, (np.generic, np.ndarray)):
-        value = value.tolist()
+    if not isinstance(value, type) and callable(getattr(value, "tolist", None)):
+        value = value.tolist()  # Arrays, numpy's numbers, tensors.
     plain: Any
     if value is None or isinstance(value, (bool, str, int)):
         plain = value

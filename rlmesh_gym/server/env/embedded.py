@@ -26,8 +26,8 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-from gymnasium.vector import AutoresetMode
 
+from rlmesh_gym.codec import as_autoreset_mode
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server.env.lane_vector import LaneVector
 from rlmesh_gym.server.env.server import EnvServer
@@ -70,7 +70,7 @@ def build(config: Mapping[str, Any]) -> LaneVector | list[gym.Env[Any, Any]]:
     if "env_id" not in config:
         raise ConfigurationError("env_id is missing")
     num_envs = config.get("num_envs") or 1
-    mode = _autoreset_mode(config.get("autoreset_mode"))
+    mode = as_autoreset_mode(config.get("autoreset_mode"))
     options = dict(config.get("env_kwargs") or {})
     if config.get("render_mode") is not None:
         options["render_mode"] = config["render_mode"]
@@ -194,16 +194,6 @@ def _leave_in_time() -> None:
 
 def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's form
     sys.exit(128 + number)
-
-
-def _autoreset_mode(name: str | None) -> AutoresetMode | None:
-    if name is None:
-        return None
-    for mode in AutoresetMode:
-        if name in {mode.name, mode.value}:
-            return mode
-    known = [mode.value for mode in AutoresetMode]
-    raise ConfigurationError(f"unknown autoreset mode {name!r}; there are {known}")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym._proto.env.v1 import service_pb2
-from rlmesh_gym.errors import ConfigurationError, StateError
-from rlmesh_gym.rpc import EnvServiceCallbacks, GrpcHost, Refused, answer_handshake
+from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedSpaceError
+from rlmesh_gym.rpc import ARRAYS, EnvServiceCallbacks, GrpcHost, Refused, answer_handshake
 from rlmesh_gym.server.env.conformance import resolve_policy
 from rlmesh_gym.server.env.dedicated_thread import DedicatedThread
 from rlmesh_gym.server.env.operations import Operations
@@ -270,7 +270,13 @@ class EnvServer:
 
     def _handshake(self, request: service_pb2.HandshakeRequest) -> service_pb2.HandshakeResponse:
         base = answer_handshake(request.base, "env", self._source.capabilities)
-        contract = self._source.contract if base.compatible else None
+        contract = None
+        if base.compatible:
+            try:
+                contract = self._source.contract_for(request.base.capabilities)
+            except UnsupportedSpaceError as error:
+                base.compatible = False
+                base.error_message = str(error)
         return service_pb2.HandshakeResponse(base=base, env_contract=contract)
 
     def _shutdown(self, request: service_pb2.ShutdownRequest) -> service_pb2.ShutdownResponse:
@@ -300,7 +306,7 @@ class EnvServer:
                 raise Refused("INTERNAL", f"building the environment failed: {error}") from error
             try:
                 stream = EnvStream(
-                    Operations(env, self._policy),
+                    Operations(env, self._policy, typed=ARRAYS in peer.capabilities),
                     lease,
                     **({} if self._thread is None else {"run": self._thread.run}),
                     may_overlap=self._thread is None,

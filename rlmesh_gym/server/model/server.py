@@ -15,6 +15,7 @@ from rlmesh_gym.model import CallableHandler, ModelHandler
 from rlmesh_gym.rpc import (
     CONCURRENT_PREDICT,
     OBSERVATION_HISTORY,
+    SPACES,
     GrpcHost,
     ModelServiceCallbacks,
     answer_handshake,
@@ -36,7 +37,7 @@ __all__ = ["ModelServer"]
 
 _logger = logging.getLogger(__name__)
 
-_CAPABILITIES = (OBSERVATION_HISTORY, CONCURRENT_PREDICT)
+_CAPABILITIES = (OBSERVATION_HISTORY, CONCURRENT_PREDICT, SPACES)
 _SHUTDOWN_VARIABLE = "RLMESH_ALLOW_REMOTE_SHUTDOWN"
 
 

@@ -11,9 +11,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlmesh_gym.codec import decode_meta_map
+from rlmesh_gym.codec.lane_infos import take_lanes
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
-from rlmesh_gym.server.env.vector_infos import rows_of
 from tests.env_wire import Code, infos, masks, pb, serving_raw
 from tests.fake_envs import CountingEnv
 
@@ -175,7 +175,7 @@ def test_frames_that_do_not_match_the_lanes() -> None:
 
 def test_the_rows_of_some_lanes() -> None:
     told = {"a": np.array([1, 2, 3]), "_a": [True, False, True], "deep": {"x": np.eye(3)}, "n": 4}
-    cut = rows_of(told, [2, 0], 3)
+    cut = take_lanes(told, [2, 0], 3)
     assert cut["a"].tolist() == [3, 1]
     assert cut["_a"] == [True, True]
     assert cut["deep"]["x"].tolist() == [[0, 0, 1], [1, 0, 0]]
