@@ -50,14 +50,16 @@ def add_info(
     return _Width(num_envs).add(infos, info, lane)
 
 
-def one_dict(infos: Any, num_envs: int) -> dict[str, Any]:
+def one_dict(infos: Any, num_envs: int) -> dict[str, Any] | None:
     """Return the infos of a vector env as one dict, joined where they are one dict per lane.
+
+    None stays None, for a vector env that says nothing.
 
     Raises:
         TypeError: They are neither.
     """
     if infos is None or isinstance(infos, Mapping):
-        return dict(infos or {})
+        return None if infos is None else dict(infos)
     column = column_of(infos, num_envs)
     if column is None or not all(info is None or isinstance(info, Mapping) for info in column):
         raise TypeError(f"infos must be a dict, or one dict for each lane, got {infos!r}")

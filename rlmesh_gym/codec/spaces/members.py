@@ -22,7 +22,8 @@ def legal_member(space: spaces.Space[Any]) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(legal_member(child) for child in space.spaces)
     if isinstance(space, spaces.Box):
-        return np.clip(np.zeros(space.shape, dtype=space.dtype), space.low, space.high)
+        zeros = np.zeros(space.shape, dtype=space.dtype)
+        return np.asarray(np.clip(zeros, space.low, space.high))
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         count = space.n if isinstance(space, spaces.Discrete) else space.nvec
         return np.clip(0, space.start, space.start + count - 1).astype(space.dtype)

@@ -126,8 +126,13 @@ class _Decoder:
             raise CodecError(message, path=path)
         nvec, start = numbers[:size].reshape(shape), numbers[size:]
         info = np.iinfo(dtype)  # type: ignore[type-var,unused-ignore]
-        low, high = start.min(initial=0), (nvec.ravel() - 1 + (start if start.size else 0))
-        if low < info.min or high.max(initial=0) > info.max or nvec.max(initial=0) > info.max:
+        highest = min(info.max, _INT64_MAX)
+        last = np.maximum(nvec.ravel(), 1) - 1
+        if (
+            (nvec > highest).any()
+            or (start < info.min).any()
+            or (start.size and (start > highest - last).any())
+        ):
             raise CodecError(f"expected ranges in {dtype}", path=path)
         return spaces.MultiDiscrete(
             nvec,

@@ -97,7 +97,7 @@ class ServedVector(ServedEnv):
         infos = one_dict(infos, self.num_envs)
         if lanes is not None:
             leaves = [leaf[np.asarray(lanes)] for leaf in leaves]
-            infos = take_lanes(infos, lanes, self.num_envs)
+            infos = take_lanes(infos or {}, lanes, self.num_envs)
         return Outcome(leaves, infos, user_ns=user_ns)
 
     def _reset(
@@ -153,9 +153,11 @@ class ServedVector(ServedEnv):
             return None
         return frames[lane]
 
-    def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any]:
+    def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any] | None:
         """Return the batched dict, terminal observations as bytes of one-row values."""
-        wire = dict(outcome.infos)
+        if outcome.infos is None and not warnings:
+            return None
+        wire = dict(outcome.infos or {})
         if FINAL_OBS in wire and self.contract.autoreset_mode is AutoresetMode.SAME_STEP:
             ended = outcome.terminated | outcome.truncated
             try:
