@@ -61,7 +61,7 @@ def as_frame(frame: Any) -> NDArray[np.uint8] | None:
     return np.array(_bytes(pixels), dtype=np.uint8, order="C")
 
 
-def _bytes(pixels: NDArray[Any]) -> NDArray[Any]:
+def _bytes(pixels: Any) -> Any:
     if pixels.dtype.kind == "b":
         return np.where(pixels, np.uint8(255), np.uint8(0))
     if pixels.dtype == np.uint8:

@@ -18,15 +18,12 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.errors import CodecError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["RESERVED_KEY", "pack", "unpack"]
 
@@ -56,8 +53,8 @@ def pack(value: Any, depth: int = 0) -> Any:
     return write(value, depth)
 
 
-def _pack_array(value: NDArray[Any], depth: int) -> Any:
-    dtype = value.dtype
+def _pack_array(value: Any, depth: int) -> Any:
+    dtype: np.dtype[Any] = value.dtype
     if dtype.kind == "O":
         items = [pack(item, depth + 1) for item in value.ravel().tolist()]
         return _marked("objects", {"items": items, "shape": list(value.shape)})

@@ -7,7 +7,7 @@ fit the array that the first one chose, the key becomes an object array instead 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -146,7 +146,7 @@ class _Width:
             raise TypeError("a dict beside something else")  # For the level above to settle.
         if not _mixes_dicts(infos, info):
             try:
-                return _GYMNASIUMS(self, infos, info, lane)
+                return cast("dict[str, Any]", _GYMNASIUMS(self, infos, info, lane))
             except _MISFITS:
                 pass  # Once more key by key; what was added already is only added again.
         for key, value in info.items():

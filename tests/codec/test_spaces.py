@@ -225,11 +225,12 @@ class TestDict:
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64])
 def test_integers_keep_dtype_and_start(dtype: Any) -> None:
-    narrow = spaces.MultiDiscrete([[3, 4]], dtype=dtype, start=[[2, 1]])
-    decoded = over_the_wire(narrow)
+    narrow = spaces.MultiDiscrete(np.array([[3, 4]]), dtype=dtype, start=np.array([[2, 1]]))
+    decoded: Any = over_the_wire(narrow)
     assert decoded == narrow
     assert (decoded.dtype, decoded.start.tolist()) == (dtype, [[2, 1]])
-    assert over_the_wire(spaces.MultiDiscrete([3, 4], dtype=dtype)).start.tolist() == [0, 0]
+    plain: Any = over_the_wire(spaces.MultiDiscrete([3, 4], dtype=dtype))
+    assert plain.start.tolist() == [0, 0]
     if "dtype" in inspect.signature(spaces.Discrete.__init__).parameters:
         discrete = spaces.Discrete(3, start=1, dtype=dtype)
         decoded = over_the_wire(discrete)
