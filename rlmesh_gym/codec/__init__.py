@@ -15,6 +15,7 @@ from rlmesh_gym.codec.contract import (
     encode_env_spec,
     plain_spec,
     split_metadata,
+    without_unsupported,
 )
 from rlmesh_gym.codec.frames import as_frame, as_rgb, decode_png, encode_png
 from rlmesh_gym.codec.lane_infos import final_info, lane_info
@@ -68,4 +69,5 @@ __all__ = [
     "plain_spec",
     "same_space",
     "split_metadata",
+    "without_unsupported",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
@@ -29,6 +30,7 @@ __all__ = [
     "encode_env_spec",
     "plain_spec",
     "split_metadata",
+    "without_unsupported",
 ]
 
 _WIRE_MODES = {
@@ -100,6 +102,16 @@ def split_metadata(metadata: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[An
         else:
             left_out[key] = fault
     return kept, left_out
+
+
+def without_unsupported(contract: EnvContract) -> EnvContract:
+    """Return the contract without metadata entries that have no wire form, warning of each."""
+    kept, left_out = split_metadata(contract.metadata)
+    for key, reason in left_out.items():
+        warnings.warn(
+            f"metadata[{key!r}] is not sent to clients: {reason}", UserWarning, stacklevel=2
+        )
+    return replace(contract, metadata=kept) if left_out else contract
 
 
 def _fault(value: Any) -> str | None:

@@ -27,7 +27,7 @@ def zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
-class Without(VectorWrapper[Any, Any, Any, Any, Any]):
+class Without(VectorWrapper):  # type: ignore[type-arg]
     """Infos without masks, on every level."""
 
     def step(self, actions: Any) -> Any:
@@ -42,7 +42,7 @@ class Without(VectorWrapper[Any, Any, Any, Any, Any]):
         }
 
 
-class Listed(VectorWrapper[Any, Any, Any, Any, Any]):
+class Listed(VectorWrapper):  # type: ignore[type-arg]
     """One dict per lane instead of one for all."""
 
     def step(self, actions: Any) -> Any:
@@ -184,7 +184,7 @@ FRAMES = {
 
 @pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES.keys())
 def test_frames_are_the_same_everywhere(frame: Any, tmp_path: Any) -> None:
-    expected = rg.codec.as_frame(frame)
+    expected: Any = rg.codec.as_frame(frame)
     videos = {}
     with rg.EnvServer(Painter(frame), max_sessions=1) as server:
         with rg.RemoteEnv(server.address) as env:
@@ -199,7 +199,7 @@ def test_frames_are_the_same_everywhere(frame: Any, tmp_path: Any) -> None:
             with Image.open(recorder.paths[0]) as video:
                 videos[name] = np.asarray(video.convert("RGB"))
     assert equal(videos["local"], videos["served"])
-    assert abs(float(videos["local"].mean()) - float(np.mean(expected))) < 70
+    assert abs(float(videos["local"].mean()) - float(expected.mean())) < 70
 
 
 class InfoEnv(SuccessEnv):
@@ -300,6 +300,9 @@ def test_the_released_server_gets_lists_as_ever() -> None:
 class Integers(gym.Env[Any, Any]):
     """Discrete and MultiDiscrete of their own dtype, and a start."""
 
+    observation_space: Any
+    action_space: Any
+
     def __init__(self, *, offset: int = 2) -> None:
         self.observation_space = gym.spaces.MultiDiscrete([3, 4], dtype=np.int32, start=[offset, 0])
         self.action_space = gym.spaces.MultiDiscrete([2, 2], dtype=np.uint8, start=[0, offset])
@@ -318,7 +321,8 @@ def test_integer_spaces_keep_dtype_and_start() -> None:
     spaces = Integers().observation_space, Integers().action_space
     with rg.EnvServer(Integers()) as server, rg.RemoteEnv(server.address) as env:
         assert (env.observation_space, env.action_space) == spaces
-        assert (env.observation_space.dtype, env.action_space.dtype) == (np.int32, np.uint8)
+        assert env.observation_space.dtype == np.int32
+        assert env.action_space.dtype == np.uint8
         observation, _ = env.reset()
         assert (observation.dtype, observation.tolist()) == (np.int32, [2, 0])
         assert env.step(np.array([1, 3], np.uint8))[1] == 1.0

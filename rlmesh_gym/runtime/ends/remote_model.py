@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
-from rlmesh_gym.codec import encode_env_spec
+from rlmesh_gym.codec import encode_env_spec, without_unsupported
 from rlmesh_gym.errors import ProtocolError
 from rlmesh_gym.rpc import ModelSession, Timeouts
 from rlmesh_gym.runtime.ends.protocols import ModelNeeds
 from rlmesh_gym.runtime.ends.remote_call import RemoteCall
 from rlmesh_gym.runtime.ends.remote_env import RemoteRuntimeEnv
-from rlmesh_gym.server.env.contract_metadata import without_unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

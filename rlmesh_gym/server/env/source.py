@@ -9,10 +9,9 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from rlmesh_gym._proto.core.v1 import env_contract_pb2
-from rlmesh_gym.codec import encode_contract, plain_spec
+from rlmesh_gym.codec import encode_contract, plain_spec, without_unsupported
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.rpc import ARRAYS, FINAL_OBS, PARTIAL_RESET, SPACES, SUBSET_STEP
-from rlmesh_gym.server.env.contract_metadata import without_unsupported
 from rlmesh_gym.server.env.served_lanes import ServedLanes
 from rlmesh_gym.server.env.served_vector import ServedVector
 
