@@ -21,7 +21,6 @@ from rlmesh_gym.codec.frames import as_frame, as_rgb, decode_png, encode_png
 from rlmesh_gym.codec.lane_infos import final_info, lane_info
 from rlmesh_gym.codec.metadata import (
     decode_meta_map,
-    decode_meta_value,
     encode_meta_map,
     encode_meta_value,
 )
@@ -50,7 +49,6 @@ __all__ = [
     "decode_dtype",
     "decode_env_spec",
     "decode_meta_map",
-    "decode_meta_value",
     "decode_png",
     "decode_space",
     "encode_contract",

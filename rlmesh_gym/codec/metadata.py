@@ -25,7 +25,7 @@ from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.codec.typed_values import pack, unpack
 from rlmesh_gym.errors import CodecError
 
-__all__ = ["decode_meta_map", "decode_meta_value", "encode_meta_map", "encode_meta_value"]
+__all__ = ["decode_meta_map", "encode_meta_map", "encode_meta_value"]
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
@@ -81,11 +81,6 @@ def decode_meta_map(
     if not isinstance(values, dict):
         raise CodecError(f"expected a dict, got {describe(values)}", path=path)
     return values
-
-
-def decode_meta_value(message: meta_pb2.MetaValue, path: str = "$") -> Any:
-    """Read one value: None, bool, int, float, str, bytes, list or dict; see ``decode_meta_map``."""
-    return _read(message, path, 0)
 
 
 # Writing. Each function fills a message in place: protobuf copies what is assigned.
