@@ -15,17 +15,16 @@ import numpy.typing as npt
 import uuid6
 
 from rlmesh_gym.episodes import EpisodeRecord
+from rlmesh_gym.success import success_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "LanePhase",
     "LaneTable",
     "any_true",
-    "are_consecutive",
     "mint_episode_id",
-    "success_of",
 ]
 
 
@@ -47,29 +46,6 @@ def any_true(mask: npt.NDArray[np.bool_]) -> bool:
 def mint_episode_id() -> str:
     """Return a new episode id, a UUIDv7: unique, and sorting in the order of creation."""
     return str(uuid6.uuid7())
-
-
-def are_consecutive(seeds: Sequence[int]) -> bool:
-    """Return whether seeds are ``s, s + 1, …``, which a vector env makes of the one seed ``s``."""
-    return all(seed == seeds[0] + lane for lane, seed in enumerate(seeds))
-
-
-def success_of(info: Mapping[str, Any]) -> bool | None:
-    """Read whether an episode succeeded from its final info.
-
-    Args:
-        info: Info of the last step. ``is_success`` is read first, then ``success``.
-
-    Returns:
-        The flag, or None if the info holds neither or holds something that is not one truth value.
-    """
-    for key in ("is_success", "success"):
-        value = info.get(key)
-        if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
-            return bool(value)
-        if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
-            return bool(value.reshape(-1)[0])
-    return None
 
 
 class LaneTable:

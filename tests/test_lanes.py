@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlmesh_gym.episodes import EpisodeLog, wilson_interval
-from rlmesh_gym.lanes import LanePhase, LaneTable, mint_episode_id, success_of
+from rlmesh_gym.lanes import LanePhase, LaneTable, mint_episode_id
 
 
 def flags(*values: bool) -> np.ndarray:
@@ -96,22 +96,6 @@ def test_record_and_log() -> None:
     assert list(row) == list(log[0].__dataclass_fields__)
     row["final_info"]["is_success"] = False
     assert log[0].final_info == {"is_success": True}
-
-
-@pytest.mark.parametrize(
-    ("info", "expected"),
-    [
-        ({}, None),
-        ({"is_success": True}, True),
-        ({"success": 0.0}, False),
-        ({"is_success": np.bool_(False), "success": True}, False),
-        ({"success": np.array([1])}, True),
-        ({"success": "yes"}, None),
-        ({"is_success": None, "success": 1}, True),
-    ],
-)
-def test_success(info: dict[str, object], expected: bool | None) -> None:
-    assert success_of(info) is expected
 
 
 def test_count_is_a_step_without_an_end() -> None:

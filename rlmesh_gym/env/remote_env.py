@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
+from rlmesh_gym.codec.reset_arguments import copy_options, expand_seeds
 from rlmesh_gym.env.drive.actions import ActionReader
-from rlmesh_gym.env.drive.reset_arguments import copy_options, expand_seeds
 from rlmesh_gym.env.open.connect import connect
 from rlmesh_gym.env.open.hidden_token import without_token
 from rlmesh_gym.env.open.sources import ConnectionOptions, EmbeddedSpec, find_sources
-from rlmesh_gym.env.reading.joining import lane_rows
+from rlmesh_gym.env.reading.infos import lane_rows
 from rlmesh_gym.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlmesh_gym.codec import filler_action
 from rlmesh_gym.errors import Error
 from rlmesh_gym.policy.adapter import ModelAdapter
 from rlmesh_gym.policy.caller_warning import warn_caller
-from rlmesh_gym.policy.env_view import filler_action
 from rlmesh_gym.policy.planning.ensemble import make_replay
 from rlmesh_gym.policy.planning.lane_planner import LanePlanner
 from rlmesh_gym.policy.stats import PolicyStats

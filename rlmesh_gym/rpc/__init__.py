@@ -9,12 +9,14 @@ from rlmesh_gym.rpc.client.pending import Pending
 from rlmesh_gym.rpc.client.stream import MAX_OUTSTANDING
 from rlmesh_gym.rpc.config import Timeouts, TimeoutsLike, TLSConfig, TLSLike, resolve_token
 from rlmesh_gym.rpc.handshake import (
+    ARRAYS,
     CONCURRENT_PREDICT,
     EDITION,
     FINAL_OBS,
     OBSERVATION_HISTORY,
     PARTIAL_RESET,
     PROTOCOL_GENERATION,
+    SPACES,
     SUBSET_STEP,
     answer_handshake,
     peer_info,
@@ -30,6 +32,7 @@ from rlmesh_gym.rpc.in_process import LOCAL, AnyPending, InProcessPending, InPro
 from rlmesh_gym.rpc.large_answers import LARGE_BYTES, assemble
 
 __all__ = [
+    "ARRAYS",
     "CONCURRENT_PREDICT",
     "EDITION",
     "FINAL_OBS",
@@ -39,6 +42,7 @@ __all__ = [
     "OBSERVATION_HISTORY",
     "PARTIAL_RESET",
     "PROTOCOL_GENERATION",
+    "SPACES",
     "SUBSET_STEP",
     "Address",
     "AnyPending",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import uuid6
 
-from rlmesh_gym.codec import SpaceCodec
+from rlmesh_gym.codec import SpaceCodec, same_space
 from rlmesh_gym.errors import ConfigurationError, Error
 from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.runtime.cancellation import CancellationWatch, CancelledRunError
@@ -304,7 +304,7 @@ class _Run:
             for name in ("single_observation_space", "single_action_space"):
                 expected = getattr(first.session.contract, name)
                 found = getattr(other.session.contract, name)
-                if expected != found:
+                if not same_space(expected, found):
                     message = (
                         f"all endpoints of a run serve the same spaces: {name} is {expected} at "
                         f"{first.address} and {found} at {other.address}"

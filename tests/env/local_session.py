@@ -59,6 +59,7 @@ class LocalSession:
         self.mode = mode
         self.has_partial_reset = partial_reset or subset_step
         self.has_lane_operations = subset_step
+        self.has_arrays = False
         self.endpoint = name
         self.timeouts = Timeouts()
         first = self.envs[0]

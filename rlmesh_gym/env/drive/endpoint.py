@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from rlmesh_gym.codec.lane_infos import FINAL_INFO
 from rlmesh_gym.env.drive.last_observation import LastObservation
 from rlmesh_gym.env.reading.conformance import ConformanceLog
-from rlmesh_gym.env.reading.infos import FINAL_INFO, hand_over_infos
+from rlmesh_gym.env.reading.infos import hand_over_infos
 from rlmesh_gym.env.reading.infos import read_infos as read_wire_infos
 from rlmesh_gym.errors import ProtocolError, ResetNeededError, UnavailableError
 from rlmesh_gym.lanes import any_true, mint_episode_id
@@ -301,6 +302,7 @@ class Endpoint:
             per_lane=self._per_lane_infos,
             conformance=self._conformance,
             observation_codec=self._terminal_codec,
+            typed=self.session.has_arrays,
         )
 
     # Losses

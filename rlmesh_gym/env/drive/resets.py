@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from rlmesh_gym.codec.reset_arguments import are_consecutive
 from rlmesh_gym.errors import AutoresetError, ConfigurationError, ResetNeededError
-from rlmesh_gym.lanes import are_consecutive
 from rlmesh_gym.rpc import AnyPending
 
 if TYPE_CHECKING:

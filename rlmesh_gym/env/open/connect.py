@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlmesh_gym.codec import same_space
 from rlmesh_gym.env.drive.group import EndpointGroup
 from rlmesh_gym.errors import ConfigurationError
 
@@ -106,7 +107,7 @@ def _check_alike(first: AnyEnvSession, other: AnyEnvSession) -> None:
     """
     for name in ("single_observation_space", "single_action_space"):
         expected, got = getattr(first.contract, name), getattr(other.contract, name)
-        if expected != got:
+        if not same_space(expected, got):
             raise ConfigurationError(
                 f"{other.endpoint}: {name} is {got}, but {first.endpoint} has {expected}; the "
                 "endpoints of one vector must serve the same spaces"

@@ -54,6 +54,10 @@ class AnyEnvSession(Protocol):
         """What the endpoint announced."""
 
     @property
+    def has_arrays(self) -> bool:
+        """Whether arrays in infos keep dtype and shape."""
+
+    @property
     def has_lane_operations(self) -> bool:
         """Whether steps and resets may name lanes."""
 

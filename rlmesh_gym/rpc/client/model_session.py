@@ -6,12 +6,12 @@ import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2, service_pb2
-from rlmesh_gym.codec import EnvSpec, encode_env_spec
+from rlmesh_gym.codec import EnvSpec, encode_env_spec, plain_spec
 from rlmesh_gym.errors import ModelError
 from rlmesh_gym.rpc.client.connection import Connection, Service
 from rlmesh_gym.rpc.client.pending import JoinMethod, Pending
 from rlmesh_gym.rpc.client.session import Session
-from rlmesh_gym.rpc.handshake import CONCURRENT_PREDICT, EDITION, OBSERVATION_HISTORY
+from rlmesh_gym.rpc.handshake import CONCURRENT_PREDICT, EDITION, OBSERVATION_HISTORY, SPACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -121,7 +121,7 @@ class ModelSession(Session):
     """
 
     component = "model-client"
-    client_capabilities = (OBSERVATION_HISTORY, CONCURRENT_PREDICT)
+    client_capabilities = (OBSERVATION_HISTORY, CONCURRENT_PREDICT, SPACES)
 
     session_id: str
 
@@ -203,6 +203,8 @@ class ModelSession(Session):
                 env_spec.metadata,
             )
         resolve.env_spec.CopyFrom(env_spec)
+        if self.capabilities.get(SPACES) != "true":
+            plain_spec(resolve.env_spec)
         resolve.selected_workflow_edition = EDITION
         resolve.execution_horizon = execution_horizon
         resolve.delivers_history = delivers_history

@@ -10,6 +10,7 @@ from rlmesh_gym._proto.env.v1 import service_pb2 as env_service_pb2
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
 from rlmesh_gym._proto.model.v1 import service_pb2 as model_service_pb2
 from rlmesh_gym.errors import Error
+from rlmesh_gym.rpc.handshake import CLIENT_CAPABILITIES_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -88,10 +89,13 @@ class JoinPeer:
 
     Attributes:
         name: The client's address as gRPC names it, for logs.
+        capabilities: What it uses of ours, by name.
     """
 
     def __init__(self, context: grpc.ServicerContext | LinkContext) -> None:
         self.name: str = context.peer()
+        named = dict(context.invocation_metadata()).get(CLIENT_CAPABILITIES_KEY, "")
+        self.capabilities = frozenset(str(named).split(","))
         self._context = context
 
     def is_active(self) -> bool:

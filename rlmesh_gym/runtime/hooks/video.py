@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
+from rlmesh_gym.codec import as_rgb
 from rlmesh_gym.errors import ConfigurationError, EnvError
 from rlmesh_gym.runtime.hooks.table import RuntimeHooks
 
@@ -150,7 +151,7 @@ class VideoRecorder(RuntimeHooks):
             self._gave_up = True
             self._recordings.clear()
             return
-        recording.add(frame)
+        recording.add(as_rgb(frame))
 
     def _save(self, path: Path, recording: _Recording) -> None:
         if self._kind == "mp4":

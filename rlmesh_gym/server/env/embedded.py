@@ -25,8 +25,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from gymnasium.vector import AutoresetMode
-
+from rlmesh_gym.codec import as_autoreset_mode
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server.env.making import make_envs
 from rlmesh_gym.server.env.server import EnvServer
@@ -75,7 +74,7 @@ def build(config: Mapping[str, Any]) -> Made:
     return make_envs(
         config["env_id"],
         num_envs=config.get("num_envs") or 1,
-        autoreset_mode=_autoreset_mode(config.get("autoreset_mode")),
+        autoreset_mode=as_autoreset_mode(config.get("autoreset_mode")),
         env_kwargs=config.get("env_kwargs"),
         # The server checks every value itself, so Gymnasium's checker would only cost time.
         disable_env_checker=True,
@@ -192,16 +191,6 @@ def _leave_in_time() -> None:
 
 def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's form
     sys.exit(128 + number)
-
-
-def _autoreset_mode(name: str | None) -> AutoresetMode | None:
-    if name is None:
-        return None
-    for mode in AutoresetMode:
-        if name in {mode.name, mode.value}:
-            return mode
-    known = [mode.value for mode in AutoresetMode]
-    raise ConfigurationError(f"unknown autoreset mode {name!r}; there are {known}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import traceback
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_gym.codec import LeavesValue
+from rlmesh_gym.codec import LeavesValue, as_frame
 from rlmesh_gym.errors import EnvError
 from rlmesh_gym.rpc import InProcessSession
 
@@ -33,6 +33,8 @@ class InProcessEnvSession(InProcessSession):
         lane_addresses: Address of each lane: those of a remote vector env under wrappers.
         remote_endpoints: The endpoints of such a vector env.
     """
+
+    has_arrays = True
 
     def __init__(self, served: ServedEnv) -> None:
         super().__init__()
@@ -85,10 +87,13 @@ class InProcessEnvSession(InProcessSession):
         return self._do("step", work, _failed("step", env_indices), env_indices)
 
     def render(self, env_indices: Sequence[int] = ()) -> InProcessPending[Any]:
-        """Return the frame of one lane as it is; see ``EnvSession.render``."""
+        """Return the frame of one lane, not encoded; see ``EnvSession.render``."""
         lane = env_indices[0] if env_indices else 0
         return self._do(
-            "render", lambda: self.served.render(lane), _failed("render", env_indices), env_indices
+            "render",
+            lambda: as_frame(self.served.render(lane)),
+            _failed("render", env_indices),
+            env_indices,
         )
 
     def _answer(self, outcome: Outcome) -> SimpleNamespace:

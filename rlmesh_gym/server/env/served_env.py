@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import EnvContract, Leaves, SpaceCodec
 
-__all__ = ["WARNING_KEY", "Outcome", "ServedEnv", "Warnings", "once_per_path"]
-
-WARNING_KEY = "rlmesh.conformance.warning"
-"""Reserved info key under which a session tells what left its declared range."""
+__all__ = ["Outcome", "ServedEnv", "Warnings", "once_per_path"]
 
 Warnings = list[tuple[int, dict[str, str]]]
 """Row of the answer and what was found there: ``kind``, ``path``, ``detail``."""

@@ -8,12 +8,13 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.codec import EnvContract, SpaceCodec
+from rlmesh_gym.codec import EnvContract, SpaceCodec, same_space
+from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_INFO
 from rlmesh_gym.errors import CodecError, ConfigurationError
 from rlmesh_gym.server.env.closing import close_all
 from rlmesh_gym.server.env.lane_calls import LaneCalls
 from rlmesh_gym.server.env.lane_values import as_flag, as_reward
-from rlmesh_gym.server.env.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
+from rlmesh_gym.server.env.served_env import Outcome, ServedEnv, once_per_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +57,7 @@ class ServedLanes(ServedEnv):
         self.base = first.unwrapped
         for lane, env in enumerate(self.envs):
             for name in ("observation_space", "action_space"):
-                if getattr(env, name) != getattr(first, name):
+                if not same_space(getattr(first, name), getattr(env, name)):
                     raise ConfigurationError(
                         f"lane {lane}: {name} is {getattr(env, name)}, that of lane 0 is "
                         f"{getattr(first, name)}; the lanes of one endpoint share their spaces"
@@ -139,16 +140,16 @@ class ServedLanes(ServedEnv):
             found.setdefault(row, []).append(warning)
         for row, row_warnings in found.items():
             # An env that uses the key itself keeps it.
-            infos[row] = {WARNING_KEY: row_warnings, **(infos[row] or {})}
+            infos[row] = {CONFORMANCE_KEY: row_warnings, **(infos[row] or {})}
         if len(infos) == 1:
             return infos[0]  # type: ignore[no-any-return]
         ended = (outcome.terminated | outcome.truncated).tolist() or [True] * len(infos)
         wire: dict[str, Any] = {
-            "final_info": [{} if info is None else info for info in infos],
-            "_final_info": ended,
+            FINAL_INFO: [{} if info is None else info for info in infos],
+            f"_{FINAL_INFO}": ended,
         }
         if warnings:
-            wire[WARNING_KEY] = once_per_path(warnings)
+            wire[CONFORMANCE_KEY] = once_per_path(warnings)
         return wire
 
     def final_info(self, outcome: Outcome, row: int) -> Mapping[str, Any] | None:

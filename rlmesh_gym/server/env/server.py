@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym._proto.env.v1 import service_pb2
-from rlmesh_gym.errors import ConfigurationError, StateError
-from rlmesh_gym.rpc import EnvServiceCallbacks, Refused, answer_handshake
+from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedSpaceError
+from rlmesh_gym.rpc import ARRAYS, EnvServiceCallbacks, Refused, answer_handshake
 from rlmesh_gym.server.env.conformance import resolve_policy
 from rlmesh_gym.server.env.operations import Operations
 from rlmesh_gym.server.env.session_slots import SessionSlots
@@ -197,7 +197,13 @@ class EnvServer(Server):
 
     def _handshake(self, request: service_pb2.HandshakeRequest) -> service_pb2.HandshakeResponse:
         base = answer_handshake(request.base, "env", self._source.capabilities)
-        contract = self._source.contract if base.compatible else None
+        contract = None
+        if base.compatible:
+            try:
+                contract = self._source.contract_for(request.base.capabilities)
+            except UnsupportedSpaceError as error:
+                base.compatible = False
+                base.error_message = str(error)
         return service_pb2.HandshakeResponse(base=base, env_contract=contract)
 
     def _join(
@@ -214,7 +220,7 @@ class EnvServer(Server):
                 raise Refused("INTERNAL", f"building the environment failed: {error}") from error
             try:
                 stream = EnvStream(
-                    Operations(env, self._policy),
+                    Operations(env, self._policy, typed=ARRAYS in peer.capabilities),
                     lease,
                     run=self._runner(env),
                     may_overlap=self._may_overlap,

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from rlmesh_gym.codec import encode_contract
+from rlmesh_gym._proto.core.v1 import env_contract_pb2
+from rlmesh_gym.codec import encode_contract, plain_spec, without_unsupported
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.rpc import FINAL_OBS, PARTIAL_RESET, SUBSET_STEP
-from rlmesh_gym.server.env.contract_metadata import without_unsupported
+from rlmesh_gym.rpc import ARRAYS, FINAL_OBS, PARTIAL_RESET, SPACES, SUBSET_STEP
 from rlmesh_gym.server.env.served_lanes import ServedLanes
 from rlmesh_gym.server.env.served_vector import ServedVector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym.server.env.served_env import ServedEnv
 
     AnyEnv = gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Sequence[gym.Env[Any, Any]]
@@ -85,7 +84,7 @@ class EnvSource:
             self._spare = self._new()
         served = self._spare
         self._contract = encode_contract(served.contract)
-        self._capabilities = []
+        self._capabilities = [ARRAYS, SPACES]
         if served.has_lane_operations:
             self._capabilities.append(SUBSET_STEP)
         if served.has_partial_reset:
@@ -99,6 +98,19 @@ class EnvSource:
         if self._contract is None:
             raise ConfigurationError("the environment has not been built yet")
         return self._contract
+
+    def contract_for(self, capabilities: Mapping[str, str]) -> env_contract_pb2.EnvContract:
+        """Return the contract in the form that a client with these capabilities reads.
+
+        Raises:
+            UnsupportedSpaceError: There is none.
+        """
+        if capabilities.get(SPACES) == "true":
+            return self.contract
+        contract = env_contract_pb2.EnvContract()
+        contract.CopyFrom(self.contract)
+        plain_spec(contract.spec)
+        return contract
 
     @property
     def capabilities(self) -> list[str]:

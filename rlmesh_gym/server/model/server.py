@@ -12,6 +12,7 @@ from rlmesh_gym.model import as_handler
 from rlmesh_gym.rpc import (
     CONCURRENT_PREDICT,
     OBSERVATION_HISTORY,
+    SPACES,
     ModelServiceCallbacks,
     answer_handshake,
 )
@@ -31,7 +32,7 @@ __all__ = ["ModelServer"]
 
 _logger = logging.getLogger(__name__)
 
-_CAPABILITIES = (OBSERVATION_HISTORY, CONCURRENT_PREDICT)
+_CAPABILITIES = (OBSERVATION_HISTORY, CONCURRENT_PREDICT, SPACES)
 
 
 class ModelServer(Server):

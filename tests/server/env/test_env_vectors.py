@@ -13,9 +13,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 
 from rlmesh_gym.codec import decode_meta_map
+from rlmesh_gym.codec.lane_infos import take_lanes
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
-from rlmesh_gym.server.env.vector_infos import rows_of
 from tests.env_wire import Code, infos, masks, pb, serving_raw
 from tests.fake_envs import CountingEnv
 
@@ -210,7 +210,7 @@ def test_bounds_of_each_lane_are_not_announced_as_the_first_lanes(kind: Any) -> 
 
 def test_the_rows_of_some_lanes() -> None:
     told = {"a": np.array([1, 2, 3]), "_a": [True, False, True], "deep": {"x": np.eye(3)}, "n": 4}
-    cut = rows_of(told, [2, 0], 3)
+    cut = take_lanes(told, [2, 0], 3)
     assert cut["a"].tolist() == [3, 1]
     assert cut["_a"] == [True, True]
     assert cut["deep"]["x"].tolist() == [[0, 0, 1], [1, 0, 0]]

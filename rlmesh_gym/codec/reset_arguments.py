@@ -1,6 +1,6 @@
-"""What ``reset`` is given: seeds and options, in Gymnasium's forms, to one plain form.
+"""What ``reset`` is given: seeds, options and ``reset_mask``, from Gymnasium's forms and into them.
 
-Pure functions; they know lanes by number and nothing of endpoints.
+Pure functions; they know lanes by number and nothing of environments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,19 @@ import numpy.typing as npt
 
 from rlmesh_gym.errors import ConfigurationError
 
-__all__ = ["Seeds", "copy_options", "expand_seeds", "split_options"]
+__all__ = [
+    "RESET_MASK",
+    "Seeds",
+    "are_consecutive",
+    "copy_options",
+    "expand_seeds",
+    "lane_arguments",
+    "split_options",
+    "warn_of_mask",
+]
+
+RESET_MASK = "reset_mask"
+"""The option that names the lanes to reset: a bool array of shape ``(num_envs,)``."""
 
 Seeds = int | np.integer[Any] | Sequence[SupportsIndex | None] | npt.NDArray[Any] | None
 
@@ -58,6 +70,11 @@ def expand_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
     return seeds
 
 
+def are_consecutive(seeds: Sequence[int]) -> bool:
+    """Return whether seeds are ``s, s + 1, …``, which a vector env makes of the one seed ``s``."""
+    return all(seed == seeds[0] + lane for lane, seed in enumerate(seeds))
+
+
 def _integer(value: Any, lane: int) -> int:
     try:
         return operator.index(value)
@@ -97,27 +114,53 @@ def split_options(
     if options is None:
         return None, None
     rest = copy_options(options)
-    if "mask" in rest:
+    if RESET_MASK not in rest:
+        return rest, None
+    mask = rest.pop(RESET_MASK)
+    # Gymnasium's own sentences.
+    name = f"`options['{RESET_MASK}']`"
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"{name} must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(
+            f"{name} must contain a boolean array with at least one True value, "
+            f"got {RESET_MASK}={mask}"
+        )
+    return rest, mask.copy()
+
+
+def warn_of_mask(options: Mapping[str, Any] | None) -> None:
+    """Warn of the option ``mask``, which older documents of Gymnasium name; it resets all lanes."""
+    if options is not None and "mask" in options:
         warnings.warn(
             "reset: the option 'mask' goes to the environments as it is and resets every lane; "
-            "to reset some lanes only, give options={'reset_mask': mask}",
+            f"to reset some lanes only, give options={{'{RESET_MASK}': mask}}",
             UserWarning,
             stacklevel=4,
         )
-    if "reset_mask" not in rest:
-        return rest, None
-    mask = rest.pop("reset_mask")
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
-    if mask.shape != (num_envs,):
-        raise ValueError(
-            f"`options['reset_mask']` must have shape `({num_envs},)`, got {mask.shape}"
-        )
-    if mask.dtype != np.bool_:
-        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
-    if not mask.any():
-        raise ValueError(
-            "`options['reset_mask']` must contain a boolean array with at least one True value, "
-            f"got reset_mask={mask}"
-        )
-    return rest, mask.copy()
+
+
+def lane_arguments(
+    lanes: Sequence[int],
+    seeds: Sequence[int | None],
+    options: Mapping[str, Any] | None,
+    num_envs: int,
+) -> tuple[list[int | None] | None, dict[str, Any]]:
+    """Return the ``seed`` and ``options`` with which a vector env resets some lanes.
+
+    Args:
+        lanes: Which ones.
+        seeds: One per lane of ``lanes``, or none at all.
+        options: For the lanes; not changed.
+        num_envs: Number of lanes of the vector.
+    """
+    mask = np.zeros(num_envs, dtype=np.bool_)
+    mask[list(lanes)] = True
+    each: list[int | None] = [None] * num_envs
+    for lane, seed in zip(lanes, seeds, strict=False):
+        each[lane] = seed
+    return each if len(seeds) else None, {**(options or {}), RESET_MASK: mask}
