@@ -264,7 +264,7 @@ ENDS = ("--env", "e:1", "--model", "m:1")
         (("--env", "e:1", "--model", "m:1", "--shard", "1/2"), "--shard needs --seed"),
         (("--env", "nonsense", "--model", "m:1"), "nonsense"),
         ((*ENDS, "--seed", str(2**63)), "base_seed must be an int64"),
-        ((*ENDS, "--horizon", "5000"), "execution_horizon must be an int in"),
+        ((*ENDS, "--horizon", "5000"), "execution_horizon must be 1 to 1024, got 5000"),
         ((*ENDS, "--episodes", str(10**12)), "more than one run keeps"),
     ],
 )
