@@ -28,8 +28,7 @@ def positive_int(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        message = f"must be a whole number of at least 1, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return number
 
 
@@ -39,8 +38,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not number > 0:
-        message = f"must be seconds above 0, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"must be seconds above 0, got {text!r}")
     return number
 
 
@@ -113,13 +111,11 @@ def keyword_arguments(texts: Sequence[str]) -> dict[str, Any]:
             try:
                 result.update(json.loads(text))
             except ValueError as error:
-                message = f"{text!r} is no JSON object: {error}"
-                raise ConfigurationError(message) from error
+                raise ConfigurationError(f"{text!r} is not a JSON object: {error}") from error
             continue
         name, separator, value = text.partition("=")
         if not separator or not name.isidentifier():
-            message = f"expected name=value or a JSON object, got {text!r}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"expected name=value or a JSON object, got {text!r}")
         try:
             result[name] = json.loads(value)
         except ValueError:

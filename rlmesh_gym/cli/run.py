@@ -77,8 +77,7 @@ def _shard(text: str) -> tuple[int, int]:
         shard = int(first), int(second)
         if 1 <= shard[0] <= shard[1]:
             return shard
-    message = f"must be I/N with I from 1 to N, got {text!r}"
-    raise argparse.ArgumentTypeError(message)
+    raise argparse.ArgumentTypeError(f"must be I/N with I from 1 to N, got {text!r}")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -179,11 +178,10 @@ def _check_unused(directory: Path) -> None:
     journal = directory / EPISODES_JSONL
     # A run that failed before its first episode leaves nothing to keep.
     if journal.is_file() and read_episodes(journal).rows:
-        message = (
+        raise ConfigurationError(
             f"{directory} holds the episodes of an earlier run; go on with it by "
             f"--resume {directory}, or name a new directory"
         )
-        raise ConfigurationError(message)
 
 
 def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _Ends) -> int:
@@ -231,11 +229,10 @@ def _check_same_env(rows: Sequence[Row], ends: _Ends, directory: Path) -> None:
     serves = ends.envs[0].contract.env_id
     played = {str(row.get("env_id")) for row in rows} - {serves}
     if played:
-        message = (
+        raise ConfigurationError(
             f"{directory} holds episodes of {', '.join(sorted(played))} and the endpoint serves "
             f"{serves}; name a new directory with --report"
         )
-        raise ConfigurationError(message)
 
 
 def _drive(

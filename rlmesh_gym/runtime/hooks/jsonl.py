@@ -43,8 +43,7 @@ class JsonLinesRecorder(RuntimeHooks):
         chosen = frozenset(OBSERVERS if only is None else only)
         unknown = sorted(chosen - set(OBSERVERS))
         if unknown:
-            message = f"no events {unknown}; there are {', '.join(OBSERVERS)}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"unknown events {unknown}; known are {', '.join(OBSERVERS)}")
         for name in OBSERVERS:
             if name not in chosen:
                 # Hidden behind the base class's own method, which the driver never calls.

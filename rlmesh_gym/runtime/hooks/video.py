@@ -81,11 +81,11 @@ class VideoRecorder(RuntimeHooks):
         max_frames: int = 10_000,
     ) -> None:
         if kind not in {"gif", "mp4"}:
-            message = f"kind is 'gif' or 'mp4', got {kind!r}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"kind must be 'gif' or 'mp4', got {kind!r}")
         if fps < 1 or max_frames < 1:
-            message = f"fps and max_frames are at least 1, got {fps} and {max_frames}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(
+                f"fps and max_frames must be at least 1, got {fps} and {max_frames}"
+            )
         if kind == "mp4":
             _import_moviepy()
         self.folder = Path(folder)
@@ -175,8 +175,9 @@ def _import_moviepy() -> Any:
     try:
         from moviepy.video.VideoClip import VideoClip  # noqa: PLC0415 - an extra
     except ImportError as error:
-        message = 'mp4 videos need moviepy: pip install "rlmesh-gym[video]", or use kind="gif"'
-        raise ImportError(message) from error
+        raise ImportError(
+            'mp4 videos need moviepy: pip install "rlmesh-gym[video]", or use kind="gif"'
+        ) from error
     return VideoClip
 
 

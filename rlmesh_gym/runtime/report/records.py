@@ -93,11 +93,11 @@ def read_episodes(path: str | os.PathLike[str]) -> EpisodeFile:
     try:
         data = source.read_bytes()
     except FileNotFoundError:
-        message = f"{source} does not exist; give the --report directory of an earlier run"
-        raise ConfigurationError(message) from None
+        raise ConfigurationError(
+            f"{source} does not exist; give the --report directory of an earlier run"
+        ) from None
     except OSError as error:
-        message = f"{source} cannot be read: {error.strerror or error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"{source} cannot be read: {error.strerror or error}") from error
     rows: list[Row] = []
     damaged = 0
     whole = 0
@@ -166,15 +166,15 @@ class EpisodeJournal:
             self._take_in()
         except BlockingIOError as error:
             self._drop()
-            message = (
+            raise ConfigurationError(
                 f"{self.path} is being written by another run; wait for its end, or name another "
                 "directory"
-            )
-            raise ConfigurationError(message) from error
+            ) from error
         except OSError as error:
             self._drop()
-            message = f"cannot write episodes to {self.path}: {error.strerror or error}"
-            raise ConfigurationError(message) from error
+            raise ConfigurationError(
+                f"cannot write episodes to {self.path}: {error.strerror or error}"
+            ) from error
         self._keys = {episode_key(row) for row in self._rows}
 
     def _take_in(self) -> None:
@@ -208,8 +208,7 @@ class EpisodeJournal:
             OSError: The disk does not take it.
         """
         if self._descriptor is None:
-            message = f"the journal {self.path} is closed"
-            raise ClosedError(message)
+            raise ClosedError(f"the journal {self.path} is closed")
         plain: Row = jsonable(dict(row))
         key = episode_key(plain)
         if key in self._keys:

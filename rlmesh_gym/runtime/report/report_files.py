@@ -65,8 +65,9 @@ def write_report(
         _replace(target / EPISODES_CSV, lambda path: write_episodes_csv(rows, path))
         _replace(target / REPORT_HTML, write_text(page))
     except OSError as error:
-        message = f"cannot write the report to {target}: {error.strerror or error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(
+            f"cannot write the report to {target}: {error.strerror or error}"
+        ) from error
     return target / REPORT_HTML
 
 
@@ -83,8 +84,9 @@ def read_report(directory: str | os.PathLike[str]) -> RuntimeReport | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        message = f"{path} cannot be read as a report: {type(error).__name__}: {error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(
+            f"{path} cannot be read as a report: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:

@@ -83,8 +83,9 @@ def summaries(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeRecord]:
     try:
         return [EpisodeRecord.from_dict(row) for row in rows]
     except (TypeError, ValueError) as error:
-        message = f"a line of episodes.jsonl is no episode of this version: {error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(
+            f"a line of episodes.jsonl is not an episode of this version: {error}"
+        ) from error
 
 
 def merged_report(sources: Sequence[str | os.PathLike[str]], merged: MergeSummary) -> RuntimeReport:
