@@ -10,12 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlmesh_gym.cli.exit_codes import EXIT_DONE
-from rlmesh_gym.cli.options import (
-    add_connection_options,
-    client_timeouts,
-    client_tls,
-    positive_int,
-)
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
 from rlmesh_gym.env import RemoteVectorEnv
 from rlmesh_gym.rpc import EnvSession
 from rlmesh_gym.runtime.report.formatting import format_duration, text_table
@@ -66,11 +61,7 @@ def execute(options: argparse.Namespace) -> int:
         envs = RemoteVectorEnv(env_id=env_id, num_envs=options.num_envs)
         name = f"remote, {options.num_envs} lanes in a child process"
     else:
-        how: dict[str, Any] = {
-            "token": options.token,
-            "tls": client_tls(options),
-            "timeouts": client_timeouts(options),
-        }
+        how = connection_arguments(options)
         with EnvSession.open(options.address, **how) as session:
             env_id = options.env_id or session.contract.env_id
         envs = RemoteVectorEnv(options.address, **how)

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 __all__ = [
     "add_connection_options",
     "add_server_options",
+    "connection_arguments",
     "keyword_arguments",
     "positive_int",
+    "server_tls",
 ]
 
 _TOKEN_HELP = "better given as RLMESH_GYM_TOKEN, since others see a command line"  # noqa: S105
@@ -83,18 +85,18 @@ def server_tls(options: argparse.Namespace) -> dict[str, str] | None:
     return {name: path for name, path in given.items() if path is not None} or None
 
 
-def client_tls(options: argparse.Namespace) -> dict[str, str] | bool | None:
-    """The ``tls=`` of a client from ``--tls``."""
-    chosen: str | bool | None = options.tls
-    return {"root_certificates": chosen} if isinstance(chosen, str) else chosen
+def connection_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """The ``token=``, ``tls=`` and ``timeouts=`` of a client from its three options.
 
-
-def client_timeouts(options: argparse.Namespace) -> dict[str, float] | None:
-    """The ``timeouts=`` of a client from ``--timeout``, which also bounds the connecting."""
-    if options.timeout is None:
-        return None
-    names = ("connect", "reset", "step", "render", "predict", "resolve")
-    return dict.fromkeys(names, options.timeout)
+    ``--timeout`` bounds each call, the connecting too.
+    """
+    tls, timeouts = options.tls, None
+    if isinstance(tls, str):
+        tls = {"root_certificates": tls}
+    if options.timeout is not None:
+        names = ("connect", "reset", "step", "render", "predict", "resolve")
+        timeouts = dict.fromkeys(names, options.timeout)
+    return {"token": options.token, "tls": tls, "timeouts": timeouts}
 
 
 def keyword_arguments(texts: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.exit_codes import (
     EXIT_DONE,
@@ -17,12 +17,7 @@ from rlmesh_gym.cli.exit_codes import (
     EXIT_INTERRUPTED,
     EXIT_MODEL_UNREACHABLE,
 )
-from rlmesh_gym.cli.options import (
-    add_connection_options,
-    client_timeouts,
-    client_tls,
-    positive_int,
-)
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
 from rlmesh_gym.cli.run_failure import explain
 from rlmesh_gym.cli.run_plan import RunPlan
 from rlmesh_gym.cli.signals import interrupt_cancels
@@ -136,11 +131,7 @@ def execute(options: argparse.Namespace) -> int:
     """Connect, play what is left, report."""
     directory = Path(options.report or options.resume)
     plan = _plan(options, directory)
-    how: dict[str, Any] = {
-        "token": options.token,
-        "tls": client_tls(options),
-        "timeouts": client_timeouts(options),
-    }
+    how = connection_arguments(options)
     with ExitStack() as stack:
         try:
             envs = tuple(
