@@ -204,7 +204,7 @@ class Telemetry:
         window_capacity: int = 1024,
         session_capacity: int = 4096,
     ) -> None:
-        self.env_id = ""
+        self.env_id: str = ""
         self._session_id = session_id
         self._run_id = run_id
         # Seeded, so that telemetry takes nothing from the user's generators.

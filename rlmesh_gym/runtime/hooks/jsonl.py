@@ -39,7 +39,7 @@ class JsonLinesRecorder(RuntimeHooks):
     """
 
     def __init__(self, path: str | os.PathLike[str], only: Iterable[str] | None = None) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         chosen = frozenset(OBSERVERS if only is None else only)
         unknown = sorted(chosen - set(OBSERVERS))
         if unknown:

@@ -122,7 +122,7 @@ class CompositeHooks(RuntimeHooks):
     """
 
     def __init__(self, hooks: Iterable[RuntimeHooks]) -> None:
-        self.hooks = tuple(_flatten(hooks))
+        self.hooks: tuple[RuntimeHooks, ...] = tuple(_flatten(hooks))
 
 
 def _flatten(hooks: Iterable[RuntimeHooks]) -> list[RuntimeHooks]:

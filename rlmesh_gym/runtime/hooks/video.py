@@ -88,7 +88,7 @@ class VideoRecorder(RuntimeHooks):
             )
         if kind == "mp4":
             _import_moviepy()
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self.paths: list[Path] = []
         self._chosen = episodes if callable(episodes) else lambda index: index < episodes
         self._kind = kind

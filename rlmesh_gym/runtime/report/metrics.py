@@ -175,7 +175,7 @@ class TelemetrySnapshot(PlainData):
             the most episodes beyond the live ones. None if it does not say.
     """
 
-    READERS = {  # noqa: RUF012 - ClassVar in the base class
+    _READERS = {  # noqa: RUF012 - ClassVar in the base class
         "rows": lambda rows: tuple(map(TelemetryRow.from_dict, rows)),
         "pending": _read_pending,
         "held": lambda held: None if held is None else HeldByModel.from_dict(held),

@@ -154,9 +154,9 @@ class EpisodeJournal:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory)
-        self.path = self.directory / EPISODES_JSONL
-        self.damaged = 0
+        self.directory: Path = Path(directory)
+        self.path: Path = self.directory / EPISODES_JSONL
+        self.damaged: int = 0
         self._descriptor: int | None = None
         self._rows: list[Row] = []
         try:

@@ -55,7 +55,7 @@ class RuntimeReport(PlainData):
         predict_rows: Rows in them, one per lane and plan; likewise.
     """
 
-    READERS = {  # noqa: RUF012 - ClassVar in the base class
+    _READERS = {  # noqa: RUF012 - ClassVar in the base class
         "env_endpoints": tuple,
         "episodes": lambda episodes: tuple(map(EpisodeRecord.from_dict, episodes)),
         "telemetry": TelemetrySnapshot.from_dict,
