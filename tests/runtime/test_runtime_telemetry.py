@@ -14,6 +14,7 @@ from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
 from rlmesh_gym.runtime import HeldByModel, RuntimeLimits, TelemetrySnapshot, run
 from rlmesh_gym.runtime.report.bottleneck import TimeShares
+from rlmesh_gym.runtime.reservoir import Reservoir, nearest_rank
 from rlmesh_gym.runtime.telemetry import (
     ENV_RESET,
     ENV_STEP,
@@ -21,10 +22,8 @@ from rlmesh_gym.runtime.telemetry import (
     MODEL_PREDICT,
     SHORTEST_WINDOW,
     CallTiming,
-    Reservoir,
     Telemetry,
     TelemetryTicker,
-    nearest_rank,
     timing_of_answer,
 )
 from tests.fake_envs import CountingEnv

@@ -15,7 +15,7 @@ from rlmesh_gym.runtime.hooks.table import RuntimeHooks
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -127,7 +127,8 @@ class VideoRecorder(RuntimeHooks):
             self.folder.mkdir(parents=True, exist_ok=True)
             name = f"episode-{recording.index:05d}-{recording.episode_id}.{self._kind}"
             path = self.folder / name
-            self._save(path, recording)
+            save = _save_mp4 if self._kind == "mp4" else _save_gif
+            save(path, recording, self._fps)
             self.paths.append(path)
 
     def _shoot(self, lane: int, render: Callable[[int], NDArray[np.uint8] | None]) -> None:
@@ -152,14 +153,8 @@ class VideoRecorder(RuntimeHooks):
             return
         recording.add(frame)
 
-    def _save(self, path: Path, recording: _Recording) -> None:
-        if self._kind == "mp4":
-            _save_mp4(path, recording, self._fps)
-        else:
-            _save_gif(path, recording, self._fps)
 
-
-def _save_gif(path: Path, recording: Sequence[NDArray[np.uint8]] | _Recording, fps: int) -> None:
+def _save_gif(path: Path, recording: _Recording, fps: int) -> None:
     def rest() -> Iterator[Image.Image]:
         for place in range(1, len(recording)):
             yield Image.fromarray(recording[place])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from datetime import datetime, timezone
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -58,7 +57,6 @@ def html_report(report: RuntimeReport) -> str:
     Returns:
         A complete HTML document, to be encoded as UTF-8.
     """
-    statistics = report.statistics
     assets = files("rlmesh_gym.runtime.report") / "assets"
     style = (assets / "report.css").read_text("utf-8")
     script = (assets / "report.js").read_text("utf-8")
@@ -69,9 +67,9 @@ def html_report(report: RuntimeReport) -> str:
     )
     sections = [
         _heading(report),
-        _tiles(report, statistics),
+        _tiles(report),
         _time_split(report),
-        _charts(statistics),
+        _charts(report.statistics),
         _latency(report.telemetry),
         episode_section(report.episodes),
         _facts(report),
@@ -110,41 +108,11 @@ def _heading(report: RuntimeReport) -> str:
     )
 
 
-def _tiles(report: RuntimeReport, statistics: EpisodeStatistics) -> str:
-    returns, lengths = statistics.returns, statistics.lengths
-    rate = report.total_steps / report.duration if report.duration > 0 else math.nan
-    cut_off = f"{statistics.interrupted:,} more cut off" if statistics.interrupted else ""
-    interval = "" if math.isnan(returns.ci95) else f"± {format_number(returns.ci95, 3)} (95%)"
-    span = ""
-    if statistics.completed:
-        span = f"{format_number(returns.minimum)} to {format_number(returns.maximum)}"
-    tiles = [
-        ("episodes", f"{statistics.completed:,}", cut_off or "completed"),
-        ("mean return", format_number(returns.mean), interval),
-        ("median return", format_number(returns.median), span),
-    ]
-    if statistics.success_rate is not None:
-        low, high = statistics.success_interval
-        tiles.append(
-            (
-                "success rate",
-                f"{statistics.success_rate:.1%}",
-                f"{statistics.successes:,} of {statistics.judged:,}, 95%: {low:.0%} to {high:.0%}",
-            )
-        )
-    truncated = statistics.completed - statistics.terminated
-    tiles += [
-        (
-            "mean length",
-            format_number(lengths.mean),
-            f"{truncated:,} truncated" if statistics.completed else "",
-        ),
-        ("steps", f"{report.total_steps:,}", f"{format_number(rate, 3)} per second"),
-    ]
+def _tiles(report: RuntimeReport) -> str:
     inner = "".join(
         f'<div class="tile"><dt>{name}</dt><dd class="value">{value}</dd>'
         f'<dd class="more">{more}</dd></div>'
-        for name, value, more in tiles
+        for name, value, more in report.headline()
     )
     return f'<dl class="tiles">{inner}</dl>'
 

@@ -7,7 +7,6 @@ nothing of environments or of the run loop.
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import os
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = [
-    "EPISODES_CSV",
     "EPISODES_JSONL",
     "EpisodeFile",
     "EpisodeJournal",
@@ -34,14 +32,11 @@ __all__ = [
     "episode_key",
     "read_episodes",
     "remaining_seeds",
-    "repeat_counts",
-    "write_episodes_csv",
 ]
 
 logger = logging.getLogger(__name__)
 
 EPISODES_JSONL = "episodes.jsonl"
-EPISODES_CSV = "episodes.csv"
 
 Row = dict[str, Any]
 
@@ -130,13 +125,6 @@ def remaining_seeds(wanted: Sequence[int], rows: Iterable[Mapping[str, Any]]) ->
         else:
             remaining.append(seed)
     return remaining
-
-
-def repeat_counts(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], int]:
-    """For every (environment, seed) rolled out more than once: how often, duplicates aside."""
-    keys = {episode_key(row) for row in rows if not row.get("interrupted")}
-    counts = Counter((key.env, key.seed) for key in keys if key.seed is not None)
-    return {pair: count for pair, count in counts.items() if count > 1}
 
 
 class EpisodeJournal:
@@ -249,27 +237,6 @@ class EpisodeJournal:
         self.close()
 
 
-def write_episodes_csv(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Write rows as a CSV table; nested values become JSON text in their cell.
-
-    The columns are the keys of all rows, in order of first appearance.
-    """
-    listed = list(rows)
-    columns = list(dict.fromkeys(key for row in listed for key in row))
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for row in listed:
-            writer.writerow([_cell(row.get(column)) for column in columns])
-
-
-def _cell(value: Any) -> Any:
-    plain = jsonable(value)
-    if isinstance(plain, (dict, list)):
-        return json.dumps(plain, ensure_ascii=False)
-    return "" if plain is None else plain
-
-
 def _journal_path(path: str | os.PathLike[str]) -> Path:
     given = Path(path)
     return given / EPISODES_JSONL if given.is_dir() or not given.suffix else given
@@ -308,9 +275,9 @@ def _lock(descriptor: int) -> None:
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
+    except OSError as error:
+        if isinstance(error, BlockingIOError):
+            raise
         logger.debug("files of this file system cannot be locked", exc_info=True)
 
 

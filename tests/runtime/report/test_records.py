@@ -21,9 +21,9 @@ from rlmesh_gym.runtime.report.records import (
     episode_key,
     read_episodes,
     remaining_seeds,
-    repeat_counts,
-    write_episodes_csv,
 )
+from rlmesh_gym.runtime.report.report_files import write_episodes_csv
+from rlmesh_gym.runtime.report.shards import repeat_counts
 
 if TYPE_CHECKING:
     from pathlib import Path
