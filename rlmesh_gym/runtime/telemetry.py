@@ -229,7 +229,7 @@ class Telemetry:
 class TelemetryTicker:
     """Calls ``deliver`` with a window snapshot every ``window`` seconds, on a thread of its own.
 
-    A window without a sample is passed over, unless a call was waited for in it.
+    A window without a sample is passed over, unless one call hung all through it.
 
     Args:
         telemetry: Where the samples are.
@@ -269,7 +269,8 @@ class TelemetryTicker:
 
     def _tick(self) -> None:
         snapshot = self._telemetry.window_snapshot()
-        if not snapshot.rows and snapshot.pending is None:
+        hangs = snapshot.pending is not None and snapshot.pending[1] >= self._window
+        if not snapshot.rows and not hangs:
             return
         try:
             self._deliver(snapshot)

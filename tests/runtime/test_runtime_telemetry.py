@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,7 +102,8 @@ def test_a_window_without_a_call_is_passed_over() -> None:
     telemetry.record(ENV_STEP, CallTiming(1000))
     ticker._tick()
     ticker._tick()
-    telemetry.begin(ENV_STEP)  # A call that hangs is something to tell.
+    telemetry.begin(ENV_STEP)
+    telemetry._pending = (ENV_STEP, time.monotonic() - 1)  # A call that hangs is worth telling.
     ticker._tick()
     assert [(len(one.rows), one.pending is not None) for one in delivered] == [
         (1, False),

@@ -144,7 +144,6 @@ class EpisodeJournal:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory: Path = Path(directory)
         self.path: Path = self.directory / EPISODES_JSONL
-        self.damaged: int = 0
         self._descriptor: int | None = None
         self._rows: list[Row] = []
         try:
@@ -168,7 +167,6 @@ class EpisodeJournal:
     def _take_in(self) -> None:
         """Read the earlier lines and leave the file at the end of its last whole one."""
         earlier = read_episodes(self.path)
-        self.damaged = earlier.damaged
         self._rows = _distinct(earlier.rows)
         with self.path.open("rb+") as file:
             file.truncate(earlier.whole_bytes)
