@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["configure", "execute"]
+
+logger = logging.getLogger(__name__)
 
 _WARM_UP = 20
 _ACTIONS = 64  # Batches sampled beforehand, so that sampling is not measured.
@@ -101,7 +104,8 @@ def execute(options: argparse.Namespace) -> int:
 def _local(env_id: str, num_envs: int, kind: str) -> gym.vector.VectorEnv[Any, Any, Any] | None:
     try:
         return gym.make_vec(env_id, num_envs=num_envs, vectorization_mode=kind)
-    except Exception:
+    except Exception:  # Whatever the environment raises, it is not there to compare with.
+        logger.debug("%s cannot be made here", env_id, exc_info=True)
         return None
 
 

@@ -250,14 +250,7 @@ def _drive(
 def _spec(
     plan: RunPlan, remaining: Remaining, timeout: float | None, *, done: int
 ) -> RuntimeSessionSpec:
-    limits = RuntimeLimits()
-    if timeout is not None:
-        limits = RuntimeLimits(
-            env_reset_timeout=timeout,
-            env_step_timeout=timeout,
-            model_resolve_timeout=timeout,
-            model_predict_timeout=timeout,
-        )
+    limits = RuntimeLimits() if timeout is None else RuntimeLimits(*[timeout] * 4)
     is_first = remaining.seeds is not None or not done
     return RuntimeSessionSpec(
         max_episodes=len(remaining.indices),
