@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
 from rlmesh_gym.runtime.report.metrics import (
     ENV_RESET,
     ENV_STEP,
@@ -51,17 +52,6 @@ logger = logging.getLogger(__name__)
 SHORTEST_WINDOW = 0.001
 """Seconds; a shorter telemetry window is as long as this."""
 
-# Fields of both kinds of JoinResponse, in the order of CallTiming's from its second on.
-_ANSWER_FIELDS = (
-    "endpoint_total_ns",
-    "queue_ns",
-    "decode_ns",
-    "user_ns",
-    "encode_ns",
-    "lane_skew_ns",
-    "adapter_ns",
-)
-
 _SCALES = np.array([1e-9 if metric.unit == "s" else 1.0 for metric in METRICS])
 
 # Calls are noted one by one and worked off in bulk, which costs a twentieth.
@@ -87,12 +77,24 @@ def timing_of_answer(
     """
     if answer is None:
         return CallTiming(elapsed_ns, request_bytes=request_bytes)
-    known = answer.DESCRIPTOR.fields_by_name
-    told = [
-        getattr(answer, name) if name in known and answer.HasField(name) else None
-        for name in _ANSWER_FIELDS
-    ]
-    return CallTiming._make((elapsed_ns, *told, request_bytes, response_bytes))
+    is_env = isinstance(answer, env_pb2.JoinResponse)
+    return CallTiming(
+        elapsed_ns,
+        answer.endpoint_total_ns or _zero(answer, "endpoint_total_ns"),
+        answer.queue_ns or _zero(answer, "queue_ns"),
+        answer.decode_ns or _zero(answer, "decode_ns"),
+        answer.user_ns or _zero(answer, "user_ns"),
+        answer.encode_ns or _zero(answer, "encode_ns"),
+        (answer.lane_skew_ns or _zero(answer, "lane_skew_ns")) if is_env else None,
+        None if is_env else (answer.adapter_ns or _zero(answer, "adapter_ns")),
+        request_bytes,
+        response_bytes,
+    )
+
+
+def _zero(answer: Any, name: str) -> int | None:
+    """What a field that reads as zero says: 0 if it was sent, None if it was not."""
+    return 0 if answer.HasField(name) else None
 
 
 class _Horizon:
