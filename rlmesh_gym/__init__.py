@@ -137,8 +137,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"rlmesh_gym.{name}")
     home = _HOME.get(name)
     if home is None:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"rlmesh_gym.{home}"), name)
     globals()[name] = value  # The next look-up is a plain attribute.
     return value

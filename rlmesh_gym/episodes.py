@@ -55,7 +55,7 @@ class EpisodeRecord(PlainData):
         final_info: Info of the last step of this lane alone; empty when interrupted.
     """
 
-    READERS = dict.fromkeys(
+    _READERS = dict.fromkeys(
         ("episode_return", "started_at", "duration", "env_time", "policy_time"), float
     )
 
@@ -103,8 +103,8 @@ class EpisodeLog(Sequence[EpisodeRecord]):
 
     def __init__(self, maxlen: int | None = 1000) -> None:
         self._records: deque[EpisodeRecord] = deque(maxlen=maxlen)
-        self.total = 0
-        self.total_interrupted = 0
+        self.total: int = 0
+        self.total_interrupted: int = 0
         self.watch: Callable[[EpisodeRecord], None] | None = None
 
     @property

@@ -45,10 +45,10 @@ def jsonable(value: Any) -> Any:
 class PlainData:
     """Base of dataclasses that turn into plain data and back.
 
-    ``READERS`` says how fields are read that JSON does not hold as they are.
+    ``_READERS`` says how fields are read that JSON does not hold as they are.
     """
 
-    READERS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    _READERS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict that ``json.dumps(..., allow_nan=False)`` takes."""
@@ -62,9 +62,14 @@ class PlainData:
         Raises:
             TypeError: A field is missing; likewise KeyError and ValueError for what cannot be read.
         """
-        names = [item.name for item in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        given = {name: data[name] for name in names if name in data}
-        for name, read in cls.READERS.items():
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        given = {item.name: data[item.name] for item in fields if item.name in data}
+        unset = dataclasses.MISSING
+        needed = (one for one in fields if one.default is unset and one.default_factory is unset)
+        missing = [item.name for item in needed if item.name not in given]
+        if missing:
+            raise TypeError(f"it lacks {', '.join(missing)}")
+        for name, read in cls._READERS.items():
             if name in given:
                 given[name] = read(given[name])
         return cls(**given)

@@ -42,8 +42,9 @@ def execute(options: argparse.Namespace) -> int:
     """Read, join, write, and say what was found."""
     target = Path(options.out)
     if (target / "episodes.jsonl").exists():
-        message = f"{target} holds a report already; name a new directory after --out"
-        raise ConfigurationError(message)
+        raise ConfigurationError(
+            f"{target} holds a report already; name a new directory after --out"
+        )
     merged = merge_episodes(options.sources)
     report = merged_report(options.sources, merged)
     write_report(report, target)

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gymnasium import spaces
 
 from rlmesh_gym.cli.exit_codes import EXIT_DONE
-from rlmesh_gym.cli.options import (
-    add_connection_options,
-    client_timeouts,
-    client_tls,
-    positive_int,
-)
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
 from rlmesh_gym.errors import AuthenticationError, ProtocolError
 from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.rpc import EnvSession, ModelSession
@@ -67,8 +62,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _open(options: argparse.Namespace) -> EnvSession | ModelSession:
-    how: dict[str, Any] = {"token": options.token, "tls": client_tls(options)}
-    how["timeouts"] = client_timeouts(options)
+    how = connection_arguments(options)
     try:
         return EnvSession.open(options.address, **how)
     except AuthenticationError:

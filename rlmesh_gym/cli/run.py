@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.exit_codes import (
     EXIT_DONE,
@@ -17,12 +17,7 @@ from rlmesh_gym.cli.exit_codes import (
     EXIT_INTERRUPTED,
     EXIT_MODEL_UNREACHABLE,
 )
-from rlmesh_gym.cli.options import (
-    add_connection_options,
-    client_timeouts,
-    client_tls,
-    positive_int,
-)
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
 from rlmesh_gym.cli.run_failure import explain
 from rlmesh_gym.cli.run_plan import RunPlan
 from rlmesh_gym.cli.signals import interrupt_cancels
@@ -75,8 +70,7 @@ def _shard(text: str) -> tuple[int, int]:
         shard = int(first), int(second)
         if 1 <= shard[0] <= shard[1]:
             return shard
-    message = f"must be I/N with I from 1 to N, got {text!r}"
-    raise argparse.ArgumentTypeError(message)
+    raise argparse.ArgumentTypeError(f"must be I/N with I from 1 to N, got {text!r}")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -135,11 +129,7 @@ def execute(options: argparse.Namespace) -> int:
     """Connect, play what is left, report."""
     directory = Path(options.report or options.resume)
     plan = _plan(options, directory)
-    how: dict[str, Any] = {
-        "token": options.token,
-        "tls": client_tls(options),
-        "timeouts": client_timeouts(options),
-    }
+    how = connection_arguments(options)
     with ExitStack() as stack:
         try:
             envs = tuple(
@@ -177,11 +167,10 @@ def _check_unused(directory: Path) -> None:
     journal = directory / EPISODES_JSONL
     # A run that failed before its first episode leaves nothing to keep.
     if journal.is_file() and read_episodes(journal).rows:
-        message = (
+        raise ConfigurationError(
             f"{directory} holds the episodes of an earlier run; go on with it by "
             f"--resume {directory}, or name a new directory"
         )
-        raise ConfigurationError(message)
 
 
 def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _Ends) -> int:
@@ -229,11 +218,10 @@ def _check_same_env(rows: Sequence[Row], ends: _Ends, directory: Path) -> None:
     serves = ends.envs[0].contract.env_id
     played = {str(row.get("env_id")) for row in rows} - {serves}
     if played:
-        message = (
+        raise ConfigurationError(
             f"{directory} holds episodes of {', '.join(sorted(played))} and the endpoint serves "
             f"{serves}; name a new directory with --report"
         )
-        raise ConfigurationError(message)
 
 
 def _drive(
@@ -260,14 +248,7 @@ def _drive(
 def _spec(
     plan: RunPlan, remaining: Remaining, timeout: float | None, *, done: int
 ) -> RuntimeSessionSpec:
-    limits = RuntimeLimits()
-    if timeout is not None:
-        limits = RuntimeLimits(
-            env_reset_timeout=timeout,
-            env_step_timeout=timeout,
-            model_resolve_timeout=timeout,
-            model_predict_timeout=timeout,
-        )
+    limits = RuntimeLimits() if timeout is None else RuntimeLimits(*[timeout] * 4)
     is_first = remaining.seeds is not None or not done
     return RuntimeSessionSpec(
         max_episodes=len(remaining.indices),

@@ -38,7 +38,7 @@ from rlmesh_gym.runtime.report.records import EpisodeJournal, read_episodes
 from rlmesh_gym.runtime.report.report_files import read_report, write_report
 from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 from rlmesh_gym.runtime.report.shards import merge_episodes
-from rlmesh_gym.runtime.seeds import derive_seed, derive_seeds
+from rlmesh_gym.runtime.seeds import derive_seed
 from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
 
 __all__ = [
@@ -78,7 +78,6 @@ __all__ = [
     "TelemetrySnapshot",
     "VideoRecorder",
     "derive_seed",
-    "derive_seeds",
     "events",
     "merge_episodes",
     "prometheus_text",

@@ -7,13 +7,13 @@ snapshots, so they also come while a call hangs.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
 from rlmesh_gym.runtime.report.metrics import (
     ENV_RESET,
     ENV_STEP,
@@ -26,9 +26,10 @@ from rlmesh_gym.runtime.report.metrics import (
     TelemetryRow,
     TelemetrySnapshot,
 )
+from rlmesh_gym.runtime.reservoir import Reservoir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -41,10 +42,8 @@ __all__ = [
     "SHORTEST_WINDOW",
     "CallTiming",
     "Metric",
-    "Reservoir",
     "Telemetry",
     "TelemetryTicker",
-    "nearest_rank",
     "timing_of_answer",
 ]
 
@@ -52,17 +51,6 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_WINDOW = 0.001
 """Seconds; a shorter telemetry window is as long as this."""
-
-# Fields of both kinds of JoinResponse, in the order of CallTiming's from its second on.
-_ANSWER_FIELDS = (
-    "endpoint_total_ns",
-    "queue_ns",
-    "decode_ns",
-    "user_ns",
-    "encode_ns",
-    "lane_skew_ns",
-    "adapter_ns",
-)
 
 _SCALES = np.array([1e-9 if metric.unit == "s" else 1.0 for metric in METRICS])
 
@@ -89,77 +77,24 @@ def timing_of_answer(
     """
     if answer is None:
         return CallTiming(elapsed_ns, request_bytes=request_bytes)
-    known = answer.DESCRIPTOR.fields_by_name
-    told = [
-        getattr(answer, name) if name in known and answer.HasField(name) else None
-        for name in _ANSWER_FIELDS
-    ]
-    return CallTiming._make((elapsed_ns, *told, request_bytes, response_bytes))
+    is_env = isinstance(answer, env_pb2.JoinResponse)
+    return CallTiming(
+        elapsed_ns,
+        answer.endpoint_total_ns or _zero(answer, "endpoint_total_ns"),
+        answer.queue_ns or _zero(answer, "queue_ns"),
+        answer.decode_ns or _zero(answer, "decode_ns"),
+        answer.user_ns or _zero(answer, "user_ns"),
+        answer.encode_ns or _zero(answer, "encode_ns"),
+        (answer.lane_skew_ns or _zero(answer, "lane_skew_ns")) if is_env else None,
+        None if is_env else (answer.adapter_ns or _zero(answer, "adapter_ns")),
+        request_bytes,
+        response_bytes,
+    )
 
 
-def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
-    """Return the nearest-rank percentile: the smallest sample with that part at or below it.
-
-    Args:
-        ordered: Ascending samples, not empty.
-        fraction: In ``(0, 1]``.
-    """
-    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
-
-
-class Reservoir:
-    """A uniform random sample of bounded size, with exact count and sum.
-
-    Args:
-        capacity: Samples kept at most.
-        rng: Source of the random choices.
-    """
-
-    __slots__ = ("_capacity", "_rng", "_samples", "count", "total")
-
-    def __init__(self, capacity: int, rng: np.random.Generator) -> None:
-        self._capacity = capacity
-        self._rng = rng
-        self._samples = np.empty(0)
-        self.count = 0
-        self.total = 0.0
-
-    @property
-    def samples(self) -> NDArray[np.float64]:
-        """The samples kept, in no particular order; not to be changed."""
-        return self._samples
-
-    def extend(self, values: NDArray[np.float64]) -> None:
-        """Take samples in; every sample so far is kept with equal chance."""
-        self.total += float(values.sum())
-        room = self._capacity - len(self._samples)
-        if room > 0:
-            self._samples = np.concatenate([self._samples, values[:room]])
-            self.count += len(values[:room])
-            values = values[room:]
-        if not len(values):
-            return
-        # Sample number n replaces a random one of the kept with a chance of capacity / n.
-        numbers = np.arange(self.count + 1, self.count + len(values) + 1)
-        self.count += len(values)
-        places = (self._rng.random(len(values)) * numbers).astype(np.intp)
-        chosen = places < self._capacity
-        self._samples[places[chosen]] = values[chosen]
-
-    def row(self, operation: str, metric: Metric) -> TelemetryRow:
-        """Summarise the samples, which must not be empty."""
-        ordered = np.sort(self._samples).tolist()
-        return TelemetryRow(
-            operation=operation,
-            metric=metric.name,
-            unit=metric.unit,
-            count=self.count,
-            avg=self.total / self.count,
-            p50=nearest_rank(ordered, 0.50),
-            p95=nearest_rank(ordered, 0.95),
-            p99=nearest_rank(ordered, 0.99),
-            total=self.total,
-        )
+def _zero(answer: Any, name: str) -> int | None:
+    """What a field that reads as zero says: 0 if it was sent, None if it was not."""
+    return 0 if answer.HasField(name) else None
 
 
 class _Horizon:
@@ -204,7 +139,7 @@ class Telemetry:
         window_capacity: int = 1024,
         session_capacity: int = 4096,
     ) -> None:
-        self.env_id = ""
+        self.env_id: str = ""
         self._session_id = session_id
         self._run_id = run_id
         # Seeded, so that telemetry takes nothing from the user's generators.
@@ -296,7 +231,7 @@ class Telemetry:
 class TelemetryTicker:
     """Calls ``deliver`` with a window snapshot every ``window`` seconds, on a thread of its own.
 
-    A window without a sample is passed over, unless a call was waited for in it.
+    A window without a sample is passed over, unless one call hung all through it.
 
     Args:
         telemetry: Where the samples are.
@@ -336,7 +271,8 @@ class TelemetryTicker:
 
     def _tick(self) -> None:
         snapshot = self._telemetry.window_snapshot()
-        if not snapshot.rows and snapshot.pending is None:
+        hangs = snapshot.pending is not None and snapshot.pending[1] >= self._window
+        if not snapshot.rows and not hangs:
             return
         try:
             self._deliver(snapshot)

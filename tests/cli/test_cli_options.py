@@ -16,8 +16,7 @@ from gymnasium.vector import AutoresetMode
 from rlmesh_gym.cli.loading import build_handler, load_object
 from rlmesh_gym.cli.options import (
     add_connection_options,
-    client_timeouts,
-    client_tls,
+    connection_arguments,
     keyword_arguments,
     positive_int,
 )
@@ -59,14 +58,12 @@ def test_wrong_counts(text: str) -> None:
 def test_connection_options() -> None:
     parser = argparse.ArgumentParser()
     add_connection_options(parser)
-    plain = parser.parse_args([])
-    assert (plain.token, client_tls(plain), client_timeouts(plain)) == (None, None, None)
-    full = parser.parse_args(["--tls", "roots.pem", "--timeout", "2.5"])
-    assert client_tls(full) == {"root_certificates": "roots.pem"}
-    timeouts = client_timeouts(full)
-    assert timeouts is not None
-    assert set(timeouts.values()) == {2.5}
-    assert client_tls(parser.parse_args(["--tls"])) is True
+    plain = connection_arguments(parser.parse_args([]))
+    assert plain == {"token": None, "tls": None, "timeouts": None}
+    full = connection_arguments(parser.parse_args(["--tls", "roots.pem", "--timeout", "2.5"]))
+    assert full["tls"] == {"root_certificates": "roots.pem"}
+    assert set(full["timeouts"].values()) == {2.5}
+    assert connection_arguments(parser.parse_args(["--tls"]))["tls"] is True
     with pytest.raises(SystemExit):
         parser.parse_args(["--timeout", "0"])
 

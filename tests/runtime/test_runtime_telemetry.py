@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
 from rlmesh_gym.runtime import HeldByModel, RuntimeLimits, TelemetrySnapshot, run
 from rlmesh_gym.runtime.report.bottleneck import TimeShares
+from rlmesh_gym.runtime.reservoir import Reservoir, nearest_rank
 from rlmesh_gym.runtime.telemetry import (
     ENV_RESET,
     ENV_STEP,
@@ -21,10 +23,8 @@ from rlmesh_gym.runtime.telemetry import (
     MODEL_PREDICT,
     SHORTEST_WINDOW,
     CallTiming,
-    Reservoir,
     Telemetry,
     TelemetryTicker,
-    nearest_rank,
     timing_of_answer,
 )
 from tests.fake_envs import CountingEnv
@@ -102,7 +102,8 @@ def test_a_window_without_a_call_is_passed_over() -> None:
     telemetry.record(ENV_STEP, CallTiming(1000))
     ticker._tick()
     ticker._tick()
-    telemetry.begin(ENV_STEP)  # A call that hangs is something to tell.
+    telemetry.begin(ENV_STEP)
+    telemetry._pending = (ENV_STEP, time.monotonic() - 1)  # A call that hangs is worth telling.
     ticker._tick()
     assert [(len(one.rows), one.pending is not None) for one in delivered] == [
         (1, False),

@@ -136,5 +136,6 @@ def _import_api() -> tuple[Any, Any]:
     try:
         return import_module("opentelemetry.trace"), import_module("opentelemetry.metrics")
     except ImportError as error:
-        message = 'OpenTelemetryHooks needs OpenTelemetry: pip install "rlmesh-gym[otel]"'
-        raise ImportError(message) from error
+        raise ImportError(
+            'OpenTelemetryHooks needs OpenTelemetry: pip install "rlmesh-gym[otel]"'
+        ) from error

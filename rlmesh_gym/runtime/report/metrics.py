@@ -38,32 +38,24 @@ _HEADER = ("operation", "metric", "count", "avg", "p50", "p95", "p99", "total")
 _SLACK = 3
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One thing that is measured of every call.
-
-    Attributes:
-        name: Such as ``"rpc.total"``.
-        unit: ``"s"`` or ``"bytes"``.
-        meaning: One line for people.
-    """
+class Metric(NamedTuple):
+    """One thing that is measured of every call."""
 
     name: str
     unit: Literal["s", "bytes"]
-    meaning: str
 
 
 METRICS = (
-    Metric("rpc.total", "s", "from sending the request to holding the answer"),
-    Metric("endpoint.total", "s", "what the endpoint says it spent on the request"),
-    Metric("endpoint.queue", "s", "waiting at the endpoint before work began"),
-    Metric("endpoint.decode", "s", "the endpoint reading the request"),
-    Metric("endpoint.user", "s", "the environment's or the model's own code"),
-    Metric("endpoint.encode", "s", "the endpoint writing the answer"),
-    Metric("endpoint.lane_skew", "s", "the first lane waiting for the last one"),
-    Metric("endpoint.adapter", "s", "the model's observation and action adapters"),
-    Metric("request.bytes", "bytes", "encoded size of the request"),
-    Metric("response.bytes", "bytes", "encoded size of the answer"),
+    Metric("rpc.total", "s"),  # from sending the request to holding the answer
+    Metric("endpoint.total", "s"),  # what the endpoint says it spent on the request
+    Metric("endpoint.queue", "s"),  # waiting at the endpoint before work began
+    Metric("endpoint.decode", "s"),  # the endpoint reading the request
+    Metric("endpoint.user", "s"),  # the environment's or the model's own code
+    Metric("endpoint.encode", "s"),  # the endpoint writing the answer
+    Metric("endpoint.lane_skew", "s"),  # the first lane waiting for the last one
+    Metric("endpoint.adapter", "s"),  # the model's observation and action adapters
+    Metric("request.bytes", "bytes"),  # encoded size of the request
+    Metric("response.bytes", "bytes"),  # encoded size of the answer
 )
 """Every metric, in the order of :class:`CallTiming` and of a snapshot's rows."""
 
@@ -175,7 +167,7 @@ class TelemetrySnapshot(PlainData):
             the most episodes beyond the live ones. None if it does not say.
     """
 
-    READERS = {  # noqa: RUF012 - ClassVar in the base class
+    _READERS = {  # noqa: RUF012 - ClassVar in the base class
         "rows": lambda rows: tuple(map(TelemetryRow.from_dict, rows)),
         "pending": _read_pending,
         "held": lambda held: None if held is None else HeldByModel.from_dict(held),

@@ -55,7 +55,7 @@ class RuntimeReport(PlainData):
         predict_rows: Rows in them, one per lane and plan; likewise.
     """
 
-    READERS = {  # noqa: RUF012 - ClassVar in the base class
+    _READERS = {  # noqa: RUF012 - ClassVar in the base class
         "env_endpoints": tuple,
         "episodes": lambda episodes: tuple(map(EpisodeRecord.from_dict, episodes)),
         "telemetry": TelemetrySnapshot.from_dict,
@@ -129,39 +129,43 @@ class RuntimeReport(PlainData):
         """Whether the run ended without an error and was not cancelled."""
         return self.error is None and not self.stop_reason.startswith("cancelled")
 
+    def headline(self) -> list[tuple[str, str, str]]:
+        """The run's main numbers for people: name, value, and what goes with it."""
+        every = self.statistics
+        returns = every.returns
+        cut_off = f", {every.interrupted:,} cut off" if every.interrupted else ""
+        numbers = [("episodes", f"{every.completed:,}", f"completed{cut_off}")]
+        if every.completed:
+            half = f"± {format_number(returns.ci95, 3)} (95% interval)"
+            span = f"({format_number(returns.minimum)} to {format_number(returns.maximum)})"
+            truncated = f"({every.completed - every.terminated:,} truncated)"
+            numbers += [
+                (
+                    "mean return",
+                    format_number(returns.mean),
+                    "" if math.isnan(returns.ci95) else half,
+                ),
+                ("median return", format_number(returns.median), span),
+                ("mean length", format_number(every.lengths.mean), truncated),
+            ]
+        if every.success_rate is not None:
+            low, high = every.success_interval
+            of = f"({every.successes:,} of {every.judged:,}, 95% interval {low:.0%} to {high:.0%})"
+            numbers.append(("success rate", f"{every.success_rate:.1%}", of))
+        speed = self.total_steps / self.duration if self.duration > 0 else 0.0
+        took = f"in {format_duration(self.duration)} ({speed:,.0f}/s)"
+        return [*numbers, ("steps", f"{self.total_steps:,}", took)]
+
     def _facts(self) -> list[tuple[str, str]]:
-        statistics = self.statistics
-        returns = statistics.returns
-        facts = [
+        return [
             ("environment", f"{self.env_id}, {count_of(self.num_envs, 'lane')}"),
             ("env endpoints", ", ".join(self.env_endpoints)),
             ("model", self.model_endpoint),
-            ("episodes", f"{statistics.completed:,}"),
-        ]
-        if statistics.interrupted:
-            facts.append(("interrupted", f"{statistics.interrupted:,}"))
-        if statistics.completed:
-            half = format_number(returns.ci95, 3)
-            spread = "" if math.isnan(returns.ci95) else f" ± {half} (95% interval)"
-            span = f"{format_number(returns.minimum)} … {format_number(returns.maximum)}"
-            facts += [
-                ("mean return", f"{format_number(returns.mean)}{spread}"),
-                ("returns", f"{span}, median {format_number(returns.median)}"),
-                ("mean length", format_number(statistics.lengths.mean)),
-            ]
-        if statistics.success_rate is not None:
-            low, high = statistics.success_interval
-            of = f"{statistics.successes} of {statistics.judged}"
-            rate = f"{statistics.success_rate:.1%}"
-            facts.append(("success rate", f"{rate} ({of}, 95% interval {low:.0%} to {high:.0%})"))
-        speed = self.total_steps / self.duration if self.duration > 0 else 0.0
-        seconds = format_duration(self.duration)
-        facts += [
-            ("steps", f"{self.total_steps:,} in {seconds} ({speed:,.0f}/s)"),
+            *((name, f"{value} {more}".rstrip()) for name, value, more in self.headline()),
             ("ended", self.error or self.stop_reason),
             ("bound by", self.bottleneck.sentence),
+            *(("note", note) for note in self.notes),
         ]
-        return [*facts, *(("note", note) for note in self.notes)]
 
     def __str__(self) -> str:
         return fact_lines(self._facts())

@@ -270,7 +270,7 @@ def test_json_lines(tmp_path: Path) -> None:
     assert chosen == ["episode_completed"] * 3 + ["session_ended"]
     table = HookTable([recorders[1]], no_log)
     assert not table.listens("step_completed")
-    with pytest.raises(ConfigurationError, match="no events"):
+    with pytest.raises(ConfigurationError, match="unknown events"):
         JsonLinesRecorder(path, only=["steps"])
 
 

@@ -107,5 +107,5 @@ def test_merged_reports_add_up(tmp_path: Path) -> None:
 def test_merging_lines_that_are_no_episodes(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_text('{"episode_id": "a", "lane": 1}\n')
     merged = merge_episodes([tmp_path])
-    with pytest.raises(ConfigurationError, match="no episode of this version"):
+    with pytest.raises(ConfigurationError, match="not an episode of this version"):
         merged_report([tmp_path], merged)
