@@ -425,7 +425,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return one value per lane; see :meth:`call`."""
-        return lane_attribute(self, name)
+        return lane_attribute(self, name, self.addresses)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Not to be had: the sub-environments live elsewhere.
@@ -434,7 +434,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             ValueError: ``values`` is a list or tuple of another length than ``num_envs``.
             UnsupportedCallError: Always otherwise.
         """
-        refuse_attribute(self, name, values)
+        refuse_attribute(name, values, self.num_envs, self.addresses)
 
     # The end
 
