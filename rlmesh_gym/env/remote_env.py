@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.env.drive.endpoint import Endpoint
-    from rlmesh_gym.env.drive.exchange import InfoRows
     from rlmesh_gym.env.drive.group import EndpointGroup
+    from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.episodes import EpisodeLog
     from rlmesh_gym.lanes import LanePhase
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike

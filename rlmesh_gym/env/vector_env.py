@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec.reset_arguments import Seeds
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
-    from rlmesh_gym.env.drive.exchange import InfoRows
     from rlmesh_gym.env.drive.group import EndpointGroup
+    from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.episodes import EpisodeLog
     from rlmesh_gym.lanes import LanePhase
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
@@ -428,7 +428,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return one value per lane; see :meth:`call`."""
-        return lane_attribute(self, name)
+        return lane_attribute(self, name, self.addresses)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Not to be had: the sub-environments live elsewhere.
@@ -437,7 +437,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             ValueError: ``values`` is a list or tuple of another length than ``num_envs``.
             UnsupportedCallError: Always otherwise.
         """
-        refuse_attribute(self, name, values)
+        refuse_attribute(name, values, self.num_envs, self.addresses)
 
     # The end
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.codec import EnvSpec, Leaves, SpaceCodec
-    from rlmesh_gym.errors import Error
+    from rlmesh_gym.policy.any_session import AnyModelSession
     from rlmesh_gym.policy.episodes import Boundaries
     from rlmesh_gym.policy.stats import PolicyStats
     from rlmesh_gym.policy.watching import PlanWatcher
-    from rlmesh_gym.rpc import AnyPending, Timeouts
+    from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["AnyModelSession", "ModelAdapter", "RowGrouping"]
+__all__ = ["ModelAdapter", "RowGrouping"]
 
 _NAMED_EPISODES = 4
 
@@ -46,59 +46,6 @@ class RowGrouping(Enum):
 
     APART = "apart"
     """One request per row, in flight together: only so does the model answer, or give chunks."""
-
-
-class AnyModelSession(Protocol):
-    """What is asked of a session with a model, remote or in process; see ``rpc.ModelSession``."""
-
-    endpoint: str
-    session_id: str
-    timeouts: Timeouts
-
-    @property
-    def is_streaming(self) -> bool:
-        """Whether a request reaches the same server as the last one."""
-
-    @property
-    def takes_history(self) -> bool:
-        """Whether the endpoint takes the observations of replayed steps."""
-
-    def pack(self, codec: SpaceCodec, leaves: Leaves, num_rows: int) -> Any:
-        """Return a batch as ``predict`` takes it."""
-
-    def resolve_adapter(
-        self, env_id: str, env_spec: Any, *, execution_horizon: int, delivers_history: bool
-    ) -> AnyPending:
-        """Ask the model to set itself up."""
-
-    def predict(
-        self,
-        env_id: str,
-        observation: Any,
-        episodes: Sequence[tuple[str, int | None]],
-        *,
-        history: Sequence[HistoryRows] = (),
-        step: int | None = None,
-    ) -> AnyPending:
-        """Ask for actions."""
-
-    def reset_adapter(self, env_id: str, episode_ids: Sequence[str]) -> AnyPending:
-        """Tell the model that episodes are over."""
-
-    def release_adapter(self, env_id: str, reason: str = "") -> AnyPending:
-        """Tell the model that the environment is gone."""
-
-    def interrupt(self, error: Error) -> None:
-        """Fail what is in flight, and what is asked later."""
-
-    def resume(self) -> None:
-        """Take requests again."""
-
-    def hang_up(self) -> None:
-        """Drop the connection's stream."""
-
-    def close(self, reason: str = "", *, env_id: str = "", episode_ids: Sequence[str] = ()) -> None:
-        """End the session."""
 
 
 class ModelAdapter:

@@ -11,7 +11,7 @@ from rlmesh_gym.errors import Error, ModelError, RemoteError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rlmesh_gym.policy.adapter import AnyModelSession
+    from rlmesh_gym.policy.any_session import AnyModelSession
     from rlmesh_gym.policy.stats import PolicyStats
     from rlmesh_gym.rpc import AnyPending
 

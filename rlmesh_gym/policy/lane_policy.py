@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rlmesh_gym.codec import EnvSpec, Leaves, SpaceCodec
-    from rlmesh_gym.policy.adapter import AnyModelSession, RowGrouping
+    from rlmesh_gym.policy.adapter import RowGrouping
+    from rlmesh_gym.policy.any_session import AnyModelSession
     from rlmesh_gym.policy.episodes import Boundaries
     from rlmesh_gym.policy.planning.ensemble import EnsembleRule
     from rlmesh_gym.policy.planning.schedule import PlanSchedule

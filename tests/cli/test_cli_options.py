@@ -220,6 +220,7 @@ def test_sigterm_is_an_interrupt_inside_the_block_only() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_cancels_and_the_second_interrupts(number: signal.Signals) -> None:
     cancellation = Cancellation()

@@ -410,6 +410,7 @@ def test_another_env_into_the_same_report(
     assert "holds episodes of CartPole-v1 and the endpoint serves Other-v0" in shown.error_line
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_in_a_hanging_step(program: Callable[..., Outcome], tmp_path: Path) -> None:
     """Ctrl-C while the env does not answer: at once, in order, with the report of what was done."""
     env = BlockingEnv(length=3, blocking=False)
@@ -448,6 +449,7 @@ def test_interrupt_in_a_hanging_step(program: Callable[..., Outcome], tmp_path: 
     assert "stopped early" in (out / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_of_a_process(vector: str, model: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ("run", "--env", vector, "--model", model, "--episodes", "100000", "--seed", "1")

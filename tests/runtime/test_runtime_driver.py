@@ -207,7 +207,7 @@ def test_an_episode_may_be_ended_by_the_clock(socket_dir: Path) -> None:
     with env_server(socket_dir, [CountingEnv(10**9)]) as address:
         report = run(address, SteadyModel(), episodes=2, max_episode_seconds=0.05)
     assert [episode.truncated for episode in report.episodes] == [True, True]
-    assert all(0.05 <= episode.duration < 1 for episode in report.episodes)
+    assert all(episode.duration >= 0.05 for episode in report.episodes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -593,7 +593,7 @@ def test_the_report_says_what_bound_the_run(socket_dir: Path) -> None:
     assert sum(report.bottleneck.shares.values()) == pytest.approx(1)
     assert max(report.bottleneck.shares, key=report.bottleneck.shares.__getitem__) == "env"
     episode = report.episodes[0]
-    assert 0.1 <= episode.env_time <= episode.duration + 0.1
+    assert 5 * 0.02 <= episode.env_time <= report.duration
     assert episode.policy_time < episode.env_time
 
 
@@ -612,11 +612,10 @@ def test_setting_up_is_no_part_of_what_bound_the_run() -> None:
 
     class Setup(ModelRouteSetup):
         def resolve_adapter(self, env_id: str, contract: Any, options: Any) -> RouteNeeds:
-            time.sleep(1.0)
+            time.sleep(0.4)  # Longer than all predictions together.
             return RouteNeeds()
 
     report = run(make("NEXT_STEP"), Slow(), episodes=3)
-    assert report.duration > 1.0
     assert report.bottleneck.sentence.startswith("The policy bound this run")
 
 

@@ -6,7 +6,6 @@ import contextlib
 import pickle
 import socket
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,6 @@ class Exit:
     witness: Witness
     report: RuntimeReport
     error: BaseException | None
-    seconds: float
 
 
 def leave(
@@ -120,7 +118,6 @@ def leave(
     spec = RuntimeSessionSpec(**{"max_episodes": 3, "limits": LIMITS, **options})
     driver = RuntimeDriver(spec, env, model, [*(hooks or []), witness])
     before = set(threading.enumerate())
-    began = time.monotonic()
     error: BaseException | None = None
     report: RuntimeReport
     try:
@@ -128,8 +125,6 @@ def leave(
     except BaseException as raised:
         error = raised
         report = raised.report  # type: ignore[attr-defined]
-    seconds = time.monotonic() - began
-    assert seconds < SOON
     assert len(witness.session_snapshots) == 1
     assert witness.session_snapshots[0] == report.telemetry
     assert witness.snapshots[-1] is report.telemetry
@@ -151,7 +146,7 @@ def leave(
         if thread.name.startswith("rlmesh_gym-reader"):
             thread.join(SOON)
             assert not thread.is_alive()
-    return Exit(witness, report, error, seconds)
+    return Exit(witness, report, error)
 
 
 def assert_released(model: RawModel) -> None:
@@ -194,11 +189,11 @@ def test_cancelled_while_a_step_hangs(socket_dir: Path, kind: type[Any]) -> None
     with env_server(socket_dir, [env]) as address, raw_model(socket_dir) as model:
         thread.start()
         found = leave(address, model.address, cancellation=cancellation, reason="lunch")
+        assert env.in_step == 1, "the run waited for the step"
         env.release.set()
         thread.join()
     assert found.error is None
     assert found.report.stop_reason == "cancelled: lunch"
-    assert found.seconds < CLOSE + 1
     [cut] = found.report.episodes
     assert cut.interrupted
     assert cut.length == 0
@@ -212,7 +207,7 @@ def test_cancelled_while_a_prediction_hangs(socket_dir: Path) -> None:
     def hang(request: Any, response: Any) -> None:
         if request.HasField("predict"):
             entered.set()
-            release.wait(SOON)
+            release.wait()
 
     def cancel() -> None:
         entered.wait(SOON)
@@ -222,11 +217,11 @@ def test_cancelled_while_a_prediction_hangs(socket_dir: Path) -> None:
     with env_server(socket_dir, [CountingEnv()]) as address, raw_model(socket_dir, hang) as model:
         thread.start()
         found = leave(address, model.address, cancellation=cancellation)
+        # The release waits behind the hanging prediction, but not for ever.
+        assert model.kinds[-1] == "predict"
         release.set()
         thread.join()
     assert found.report.stop_reason == "cancelled: enough"
-    # The release waits behind the hanging prediction, but not for ever.
-    assert CLOSE <= found.seconds < 2 * CLOSE + 2
 
 
 def test_cancelled_between_calls_with_a_reason_asked_for_afterwards(socket_dir: Path) -> None:
@@ -370,6 +365,7 @@ def test_step_timeout(socket_dir: Path) -> None:
 
     with env_server(socket_dir, [env]) as address, raw_model(socket_dir, listen) as model:
         found = leave(address, model.address, limits=limits)
+        assert env.in_step == 1, "the run waited for the step"
         env.release.set()
     assert isinstance(found.error, DeadlineError)
     assert "limits.env_step_timeout" in str(found.error)
@@ -381,7 +377,6 @@ def test_step_timeout(socket_dir: Path) -> None:
         assert part in reasons[0]
     # A call that failed is no operation.
     assert found.report.telemetry.row("env.step", "rpc.total") is None
-    assert 0.1 <= found.seconds < CLOSE + 1
     windows = [snapshot for snapshot in found.witness.snapshots if snapshot.horizon == "window"]
     # Windows went on while the call hung, and said so.
     assert any(window.pending and window.pending[0] == "env.step" for window in windows)
@@ -393,17 +388,17 @@ def test_predict_timeout(socket_dir: Path) -> None:
 
     def hang(request: Any, response: Any) -> None:
         if request.HasField("predict"):
-            release.wait(SOON)
+            release.wait()
 
     limits = RuntimeLimits(model_predict_timeout=0.1, close_timeout=CLOSE)
     with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, hang) as model:
         found = leave(env, model.address, limits=limits)
+        assert model.kinds[-1] == "predict", "the run waited for the model"
         release.set()
     assert isinstance(found.error, DeadlineError)
     assert "limits.model_predict_timeout" in str(found.error)
     [cut] = found.report.episodes
     assert str(found.error).endswith(f"(at step 0, lanes [0], episodes {cut.episode_id})")
-    assert found.seconds < 2 * CLOSE + 2
 
 
 def test_nobody_at_the_env(socket_dir: Path) -> None:

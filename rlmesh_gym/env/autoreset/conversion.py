@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint, StepReply
-    from rlmesh_gym.env.drive.exchange import Exchange, InfoRows
+    from rlmesh_gym.env.drive.exchange import Exchange
+    from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["Conversion", "sent"]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_gym.env.reading.infos import BatchedInfos
+from rlmesh_gym.env.reading.infos import InfoRows
 from rlmesh_gym.errors import (
     CodecError,
     DeadlineError,
@@ -29,10 +29,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
 
-__all__ = ["Call", "Exchange", "InfoRows", "Run", "is_final"]
-
-InfoRows = BatchedInfos | list[tuple[int, dict[str, Any]]] | None
-"""Infos of one endpoint: the batched dict of all lanes, or ``(env_index, info)`` in lane order."""
+__all__ = ["Call", "Exchange", "Run", "is_final"]
 
 Exchange = Generator[AnyPending, Any, InfoRows]
 """One endpoint's share of an operation."""

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.env.autoreset import Conversion
-    from rlmesh_gym.env.drive.exchange import Exchange, InfoRows
+    from rlmesh_gym.env.drive.exchange import Exchange
     from rlmesh_gym.env.open.sources import AnyEnvSession, Source
+    from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.rpc import Timeouts
 
 __all__ = ["EndpointGroup"]

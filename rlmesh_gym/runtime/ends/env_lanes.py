@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
-    from rlmesh_gym.env.drive.exchange import InfoRows
     from rlmesh_gym.env.drive.group import EndpointGroup
+    from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.rpc import AnyPending
     from rlmesh_gym.runtime.ends.plan import RunPlan

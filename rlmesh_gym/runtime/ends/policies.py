@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rlmesh_gym.codec import EnvContract, Leaves, SpaceCodec
-    from rlmesh_gym.policy.adapter import AnyModelSession
+    from rlmesh_gym.policy.any_session import AnyModelSession
     from rlmesh_gym.policy.episodes import Boundaries
     from rlmesh_gym.rpc import TLSLike
     from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec

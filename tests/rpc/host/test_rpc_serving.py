@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -120,7 +119,7 @@ def test_many_sessions_and_handshakes_are_always_answered() -> None:
         for request in requests:
             if request.HasField("reset"):
                 inside.release()
-                release.wait(WAIT)
+                release.wait()
             yield env_answer(request)
 
     with env_host(join) as address:
@@ -128,9 +127,7 @@ def test_many_sessions_and_handshakes_are_always_answered() -> None:
         pendings = [session.reset() for session in sessions]
         for _ in sessions:
             assert inside.acquire(timeout=WAIT)
-        begun = time.monotonic()
-        EnvSession.open(address).close()
-        assert time.monotonic() - begun < 0.5
+        EnvSession.open(address).close()  # Though no session is answered before release.
         release.set()
         for pending in pendings:
             pending.result(WAIT)

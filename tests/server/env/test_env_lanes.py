@@ -121,14 +121,14 @@ def test_a_step_behind_others_tells_how_long_it_waited() -> None:
     with serving_raw([slow, CountingEnv(50)], overlap=True) as client:
         join = client.open()
         join.reset()
-        join.send_step([1], lanes=[0])
+        first = join.send_step([1], lanes=[0])
         assert slow.entered.wait(10)
         behind = join.send_step([1], lanes=[0])
         with pytest.raises(queue.Empty):
             join.take(timeout=0.05)
         slow.release.set()
         answers = {answer.request_id: answer for answer in (join.take(), join.take())}
-        assert answers[behind].queue_ns > 40_000_000
+        assert answers[behind].queue_ns > 10 * answers[first].queue_ns
 
 
 def test_a_closing_error_ends_the_stream_also_with_lanes_about() -> None:

@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +146,7 @@ class Hanging(EchoHandler):
 
 server = rg.ModelServer(Hanging(), f"unix://{sys.argv[1]}/model.sock")
 server.start()
-client = Client(ModelSession.open(server.address))
+client = Client(ModelSession.open(server.address, timeouts={"close": 600.0}))
 client.resolve()
 client.begin({"a": 1})
 entered.wait()
@@ -162,9 +161,7 @@ def test_a_process_ends_although_its_model_hangs(socket_dir: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "leaving\n"
-        begun = time.monotonic()
-        assert process.wait(TIMEOUT) == 0
-        assert time.monotonic() - begun < 2.0
+        assert process.wait(TIMEOUT) == 0  # The model hangs for ever, and no timeout is shorter.
     finally:
         process.kill()
         process.communicate()
