@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import logger
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -448,6 +449,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             timeout: Seconds for an embedded endpoint to close its environments.
             **kwargs: Taken for the sake of ``AsyncVectorEnv``'s ``terminate``.
         """
+        pending = self._group.pending
+        if pending is not None:
+            # AsyncVectorEnv's own words.
+            logger.warn(
+                f"Calling `close` while waiting for a pending call to `{pending}` to complete."
+            )
         self._group.close(timeout)
 
     def __enter__(self) -> Self:

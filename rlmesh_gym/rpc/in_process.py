@@ -38,6 +38,7 @@ class InProcessPending(Generic[M]):
     Attributes:
         elapsed_ns: Nanoseconds that the work took, all of them on the caller's thread.
         response: Timings as an answer's envelope has them; None after a failure.
+        held: What a handler says that it holds, after a prediction.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class InProcessPending(Generic[M]):
         "context",
         "elapsed_ns",
         "endpoint",
+        "held",
         "lanes",
         "operation",
         "response",
@@ -64,6 +66,7 @@ class InProcessPending(Generic[M]):
         self.operation = operation
         self.lanes = lanes
         self.context: Any = None
+        self.held: Any = None
         self.elapsed_ns = elapsed_ns
         self.response = None
         if error is None:

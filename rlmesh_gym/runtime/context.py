@@ -93,7 +93,7 @@ class RunContext:
         hooks: Who listens.
         clock: Books the time of calls.
         identity: Session id, run id and env id, the first three fields of every event.
-        note_held: Takes an answer in which the model says what it holds.
+        note_held: Takes the episodes, and the bytes, that the model says it holds.
     """
 
     spec: RuntimeSessionSpec
@@ -101,7 +101,7 @@ class RunContext:
     hooks: HookTable
     clock: CallClock
     identity: tuple[str, str, str]
-    note_held: Callable[[Any], None]
+    note_held: Callable[[int, int | None], None]
 
     def emit(self, name: str, kind: Any, **fields: Any) -> None:
         """Make an event of this run and call its listeners; ask ``hooks.listens`` before."""

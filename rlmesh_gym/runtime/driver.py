@@ -258,6 +258,13 @@ class _Run:
             # Connecting and setting up are no part of it.
             self.loop_duration = time.monotonic() - began
 
+    def _note_held(self, episodes: int, state_bytes: int | None) -> None:
+        live = 0 if self.plan is None else int(self.plan.playing.sum())
+        self.telemetry.note_held(episodes, state_bytes, live)
+
+    # Connecting and setting up are no part of it.
+            self.loop_duration = time.monotonic() - began
+
     def _note_held(self, answer: Any) -> None:
         live = 0 if self.plan is None else int(self.plan.playing.sum())
         told = answer.HasField("held_state_bytes")

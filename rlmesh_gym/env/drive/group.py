@@ -138,8 +138,10 @@ class EndpointGroup:
                 "do not survive a fork; make it here, or start the process with 'spawn'"
             )
         if self.pending is not None:
+            called = f"{operation}_async" if operation in ("step", "reset") else operation
             raise PendingCallError(
-                f"{operation}: a {self.pending} is in flight; call {self.pending}_wait() first",
+                f"Calling `{called}` while waiting for a pending call to `{self.pending}` to "
+                f"complete. Call {self.pending}_wait() first",
                 name=self.pending,
             )
 

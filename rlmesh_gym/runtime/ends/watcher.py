@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlmesh_gym.rpc import InProcessPending
 from rlmesh_gym.runtime.ends.rows import Rows
 from rlmesh_gym.runtime.hooks import events
 
@@ -119,9 +120,15 @@ class RunWatcher:
     def answered(self, pending: AnyPending) -> None:
         """Count and time an answer."""
         self._context.clock.note(pending)
-        held = pending.response
-        if held is not None and getattr(held, "held_episodes", None) is not None:
-            self._context.note_held(held)
+        if isinstance(pending, InProcessPending):
+            held = pending.held
+            if held is not None:
+                self._context.note_held(held.episodes, held.bytes)
+            return
+        answer = pending.response
+        if answer.HasField("held_episodes"):
+            told = answer.HasField("held_state_bytes")
+            self._context.note_held(answer.held_episodes, answer.held_state_bytes if told else None)
 
     def planned(self, plan: Plan, chunk: Leaves, counts: NDArray[np.intp]) -> None:
         """Emit ``action_received``."""

@@ -130,7 +130,9 @@ class InProcessModelSession(InProcessSession):
             route.deliver(request)
             return SimpleNamespace(actions=actions, context=None)
 
-        return self._do("predict", work, _raised("predict", env_id, ids))
+        pending = self._do("predict", work, _raised("predict", env_id, ids))
+        pending.held = self.handler.held_state()
+        return pending
 
     def reset_adapter(self, env_id: str, episode_ids: Sequence[str] = ()) -> InProcessPending[None]:
         """Tell set-up and handler that episodes are over; see ``ModelSession.reset_adapter``."""
