@@ -262,16 +262,6 @@ class _Run:
         live = 0 if self.plan is None else int(self.plan.playing.sum())
         self.telemetry.note_held(episodes, state_bytes, live)
 
-    # Connecting and setting up are no part of it.
-            self.loop_duration = time.monotonic() - began
-
-    def _note_held(self, answer: Any) -> None:
-        live = 0 if self.plan is None else int(self.plan.playing.sum())
-        told = answer.HasField("held_state_bytes")
-        self.telemetry.note_held(
-            answer.held_episodes, answer.held_state_bytes if told else None, live
-        )
-
     # Connecting
 
     def _connect(self, watch: CancellationWatch) -> None:
