@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     Task = Callable[[], None]
 
-__all__ = ["DedicatedThread", "GrowingExecutor", "LaneScheduler", "Turns", "run_together"]
+__all__ = ["DedicatedThread", "GrowingExecutor", "Turns", "run_together"]
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -265,65 +265,6 @@ class Turns(Generic[OrderedT]):
                 if line[0].ahead == 0:
                     ready.append(line[0])
         return ready
-
-
-class _LaneTask:
-    __slots__ = ("ahead", "keys", "run")
-
-    def __init__(self, keys: tuple[int, ...], run: Task) -> None:
-        self.keys = keys
-        self.run = run
-        self.ahead = 0
-
-
-class LaneScheduler:
-    """Runs calls on lanes: at the same time on different ones, in order on each.
-
-    Args:
-        max_pending: Calls that may wait or run; ``submit`` blocks beyond.
-    """
-
-    def __init__(self, max_pending: int = 4096) -> None:
-        self._max_pending = max_pending
-        self._pending = 0
-        self._changed = threading.Condition()
-        self._turns: Turns[_LaneTask] = Turns()
-        self._workers = GrowingExecutor("rlmesh_gym-lane")
-
-    def submit(self, lanes: Iterable[int], run: Task) -> None:
-        """Have ``run`` called once everything submitted before on its lanes is done.
-
-        Args:
-            lanes: Distinct lanes, at least one.
-            run: Must not raise.
-        """
-        task = _LaneTask(tuple(lanes), run)
-        with self._changed:
-            self._changed.wait_for(lambda: self._pending < self._max_pending)
-            self._pending += 1
-        if self._turns.enter(task):
-            self._start(task)
-
-    def drain(self) -> None:
-        """Wait until everything submitted is done."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._pending)
-
-    def close(self) -> None:
-        """Drain and end the threads."""
-        self.drain()
-        self._workers.shutdown()
-
-    def _start(self, task: _LaneTask) -> None:
-        self._workers.run(lambda: self._work(task))
-
-    def _work(self, task: _LaneTask) -> None:
-        task.run()
-        for ready in self._turns.leave(task):
-            self._start(ready)
-        with self._changed:
-            self._pending -= 1
-            self._changed.notify_all()
 
 
 def run_together(calls: Sequence[Callable[[], None]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlmesh_gym import threads
 from rlmesh_gym.errors import ClosedError
-from rlmesh_gym.threads import DedicatedThread, GrowingExecutor, LaneScheduler, Turns
+from rlmesh_gym.threads import DedicatedThread, GrowingExecutor, Turns
 
 WAIT = 10.0
 
@@ -206,29 +205,3 @@ def test_calls_on_a_dedicated_thread() -> None:
     with pytest.raises(ClosedError, match="has ended"):
         thread.run(threading.get_ident)
     assert thread.join(WAIT)
-
-
-def test_the_scheduler_waits_where_too_much_is_pending() -> None:
-    scheduler = LaneScheduler(max_pending=2)
-    gate = threading.Event()
-    done: list[int] = []
-
-    def wait(number: int) -> None:
-        gate.wait(10)
-        done.append(number)
-
-    for number in range(2):
-        scheduler.submit([0], partial(wait, number))
-    submitted = threading.Event()
-
-    def submit_one_more() -> None:
-        scheduler.submit([0], lambda: done.append(2))
-        submitted.set()
-
-    thread = threading.Thread(target=submit_one_more)
-    thread.start()
-    assert not submitted.wait(0.05)
-    gate.set()
-    thread.join(10)
-    scheduler.close()
-    assert done == [0, 1, 2]

@@ -8,20 +8,21 @@ import numbers
 import os
 import threading
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedCallError
 from rlmesh_gym.rpc import GrpcHost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
-    from typing import Any
+    from typing import Any, TypeVar
 
     from typing_extensions import Self
 
     from rlmesh_gym.rpc import EnvServiceCallbacks, JoinPeer, ModelServiceCallbacks, TLSLike
+
+    T = TypeVar("T")
 
 __all__ = ["Server", "check_number"]
 
@@ -230,15 +231,15 @@ class Server(ABC):
     def _idle_seconds(self) -> float:
         """Return how long nothing has been at work."""
 
-    @contextmanager
-    def _user_code(self) -> Iterator[None]:
-        """Code of whoever made the server runs on this thread; it may call ``stop``."""
-        before = getattr(self._thread_state, "is_inside", False)
-        self._thread_state.is_inside = True
+    def _user_code(self, call: Callable[[], T]) -> T:
+        """Run code of whoever made the server on this thread; it may call ``stop``."""
+        state = self._thread_state
+        before = getattr(state, "is_inside", False)
+        state.is_inside = True
         try:
-            yield
+            return call()
         finally:
-            self._thread_state.is_inside = before
+            state.is_inside = before
 
     def _finish(self, drain: float) -> None:
         try:

@@ -99,7 +99,7 @@ def test_what_is_served(
     options: tuple[str, ...],
     line: str,
 ) -> None:
-    monkeypatch.setattr("rlmesh_gym.cli.serve.wait_or_interrupt", lambda wait: True)
+    monkeypatch.setattr("rlmesh_gym.cli.signals.wait_or_interrupt", lambda wait: True)
     shown = program("serve", "CartPole-v1", *options)
     assert shown.code == 0
     assert shown.out.startswith(line)

@@ -1,20 +1,21 @@
-"""The same call on several lanes: one after the other where it is quick, else at the same time.
+"""Calls on lanes: the same one on several, and different ones that are in flight together.
 
 Knows numbers and callables, not environments.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from rlmesh_gym.threads import GrowingExecutor
+from rlmesh_gym.threads import GrowingExecutor, Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["LaneCalls", "LaneResults"]
+__all__ = ["LaneCalls", "LaneResults", "LaneScheduler"]
 
 T = TypeVar("T")
 
@@ -97,3 +98,62 @@ class LaneCalls:
         # This thread would only wait, so it takes a lane itself.
         others = [self._executor.submit(timed, row) for row in range(1, rows)]
         return [timed(0), *(other.result() for other in others)]  # type: ignore[list-item]
+
+
+class _LaneTask:
+    __slots__ = ("ahead", "keys", "run")
+
+    def __init__(self, keys: tuple[int, ...], run: Callable[[], None]) -> None:
+        self.keys = keys
+        self.run = run
+        self.ahead = 0
+
+
+class LaneScheduler:
+    """Runs calls on lanes: at the same time on different ones, in order on each.
+
+    Args:
+        max_pending: Calls that may wait or run; ``submit`` blocks beyond.
+    """
+
+    def __init__(self, max_pending: int = 4096) -> None:
+        self._max_pending = max_pending
+        self._pending = 0
+        self._changed = threading.Condition()
+        self._turns: Turns[_LaneTask] = Turns()
+        self._workers = GrowingExecutor("rlmesh_gym-lane")
+
+    def submit(self, lanes: Iterable[int], run: Callable[[], None]) -> None:
+        """Have ``run`` called once everything submitted before on its lanes is done.
+
+        Args:
+            lanes: Distinct lanes, at least one.
+            run: Must not raise.
+        """
+        task = _LaneTask(tuple(lanes), run)
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending < self._max_pending)
+            self._pending += 1
+        if self._turns.enter(task):
+            self._start(task)
+
+    def drain(self) -> None:
+        """Wait until everything submitted is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending)
+
+    def close(self) -> None:
+        """Drain and end the threads."""
+        self.drain()
+        self._workers.shutdown()
+
+    def _start(self, task: _LaneTask) -> None:
+        self._workers.run(lambda: self._work(task))
+
+    def _work(self, task: _LaneTask) -> None:
+        task.run()
+        for ready in self._turns.leave(task):
+            self._start(ready)
+        with self._changed:
+            self._pending -= 1
+            self._changed.notify_all()

@@ -20,8 +20,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rlmesh_gym.codec import add_info
 from rlmesh_gym.codec.reset_arguments import expand_seeds, split_options
-from rlmesh_gym.errors import ConfigurationError, ResetNeededError
-from rlmesh_gym.server.env.closing import close_all
+from rlmesh_gym.errors import ResetNeededError
+from rlmesh_gym.server.env.lane_envs import check_equal_spaces, close_all
 from rlmesh_gym.server.env.lane_values import as_flag, as_reward, detached
 
 if TYPE_CHECKING:
@@ -70,23 +70,7 @@ class LaneVector(VectorEnv[Any, Any, Any]):
     ) -> None:
         super().__init__()
         self.envs = list(envs)
-        if not self.envs:
-            message = "a vector needs at least one environment"
-            raise ConfigurationError(message)
-        first = self.envs[0]
-        for lane, env in enumerate(self.envs):
-            if env.observation_space != first.observation_space:
-                message = (
-                    f"lane {lane} has observation space {env.observation_space}, "
-                    f"lane 0 has {first.observation_space}"
-                )
-                raise ConfigurationError(message)
-            if env.action_space != first.action_space:
-                message = (
-                    f"lane {lane} has action space {env.action_space}, "
-                    f"lane 0 has {first.action_space}"
-                )
-                raise ConfigurationError(message)
+        first = check_equal_spaces(self.envs)
         self.num_envs = len(self.envs)
         self.autoreset_mode = autoreset_mode
         self.copy = copy

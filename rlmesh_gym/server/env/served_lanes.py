@@ -8,11 +8,11 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.codec import EnvContract, SpaceCodec, same_space
+from rlmesh_gym.codec import EnvContract, SpaceCodec
 from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_INFO
-from rlmesh_gym.errors import CodecError, ConfigurationError
-from rlmesh_gym.server.env.closing import close_all
+from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server.env.lane_calls import LaneCalls
+from rlmesh_gym.server.env.lane_envs import check_equal_spaces, close_all
 from rlmesh_gym.server.env.lane_values import as_flag, as_reward
 from rlmesh_gym.server.env.served_env import Outcome, ServedEnv, once_per_path
 
@@ -50,18 +50,8 @@ class ServedLanes(ServedEnv):
     def __init__(
         self, envs: Sequence[gym.Env[Any, Any]], env_id: str, *, overlap: bool = False
     ) -> None:
-        if not envs:
-            raise ConfigurationError("a list of environments to serve must not be empty")
         self.envs = list(envs)
-        first = self.envs[0]
-        self.base = first.unwrapped
-        for lane, env in enumerate(self.envs):
-            for name in ("observation_space", "action_space"):
-                if not same_space(getattr(first, name), getattr(env, name)):
-                    raise ConfigurationError(
-                        f"lane {lane}: {name} is {getattr(env, name)}, that of lane 0 is "
-                        f"{getattr(first, name)}; the lanes of one endpoint share their spaces"
-                    )
+        first = check_equal_spaces(self.envs)
         self.observation_codec = SpaceCodec(first.observation_space)
         self.action_codec = SpaceCodec(first.action_space)
         self._is_discrete = isinstance(first.action_space, Discrete)

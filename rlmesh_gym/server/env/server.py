@@ -187,13 +187,9 @@ class EnvServer(Server):
     def _in_turn(self, call: Callable[[], T]) -> T:
         """Run code of an environment where, and when, it may run."""
         if self._thread is not None:
-            return self._thread.run(lambda: self._here(call))
+            return self._thread.run(lambda: self._user_code(call))
         with self._turn:
-            return self._here(call)
-
-    def _here(self, call: Callable[[], T]) -> T:
-        with self._user_code():
-            return call()
+            return self._user_code(call)
 
     def _handshake(self, request: service_pb2.HandshakeRequest) -> service_pb2.HandshakeResponse:
         base = answer_handshake(request.base, "env", self._source.capabilities)
@@ -234,4 +230,4 @@ class EnvServer(Server):
 
     def _runner(self, env: ServedEnv) -> Callable[[Callable[[], T]], T]:
         """Return how a session's answers are run; lanes in processes wait for nobody."""
-        return self._here if env.has_own_processes and self._thread is None else self._in_turn
+        return self._user_code if env.has_own_processes and self._thread is None else self._in_turn

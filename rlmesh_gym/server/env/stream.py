@@ -13,8 +13,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from rlmesh_gym.server.env.lane_calls import LaneScheduler
 from rlmesh_gym.server.env.operations import Reply, lanes_named
-from rlmesh_gym.threads import LaneScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

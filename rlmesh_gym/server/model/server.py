@@ -116,12 +116,11 @@ class ModelServer(Server):
         return True
 
     def _close_handler(self) -> None:
-        with self._user_code():
-            try:
-                self.handler.on_close()
-            except BaseException:
-                # Whoever stops a server cannot mend it.
-                _logger.exception("%r failed to close", self.handler)
+        try:
+            self._user_code(self.handler.on_close)
+        except BaseException:
+            # Whoever stops a server cannot mend it.
+            _logger.exception("%r failed to close", self.handler)
 
     def _idle_seconds(self) -> float:
         service = self._service

@@ -182,9 +182,9 @@ def test_seeds_are_those_of_the_envs() -> None:
 
 
 def test_construction_errors() -> None:
-    with pytest.raises(ConfigurationError, match="at least one"):
+    with pytest.raises(ConfigurationError, match="must not be empty"):
         LaneVector([])
-    with pytest.raises(ConfigurationError, match="lane 1 has observation space"):
+    with pytest.raises(ConfigurationError, match="lane 1: observation_space is"):
         LaneVector([CountingEnv(2), AllSpacesEnv()])
     with pytest.raises(ValueError, match="num_envs=1 but got length=2"):
         LaneVector([CountingEnv(2)]).reset(seed=[1, 2])

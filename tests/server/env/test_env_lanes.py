@@ -5,11 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
-from rlmesh_gym.server.env.lane_calls import LaneCalls
+from rlmesh_gym.server.env.lane_calls import LaneCalls, LaneScheduler
 from tests.env_wire import infos, pb, serving_raw
 from tests.fake_envs import BlockingEnv, CountingEnv, SleepEnv
 
@@ -246,3 +247,29 @@ def test_a_whole_step_of_slow_lanes_overlaps() -> None:
         assert response.WhichOneof("kind") == "step"
         assert response.user_ns >= 5_000_000
         assert response.HasField("lane_skew_ns")
+
+
+def test_the_scheduler_waits_where_too_much_is_pending() -> None:
+    scheduler = LaneScheduler(max_pending=2)
+    gate = threading.Event()
+    done: list[int] = []
+
+    def wait(number: int) -> None:
+        gate.wait(10)
+        done.append(number)
+
+    for number in range(2):
+        scheduler.submit([0], partial(wait, number))
+    submitted = threading.Event()
+
+    def submit_one_more() -> None:
+        scheduler.submit([0], lambda: done.append(2))
+        submitted.set()
+
+    thread = threading.Thread(target=submit_one_more)
+    thread.start()
+    assert not submitted.wait(0.05)
+    gate.set()
+    thread.join(10)
+    scheduler.close()
+    assert done == [0, 1, 2]
