@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -28,6 +29,14 @@ def socket_dir() -> Iterator[Path]:
     """A directory whose path is short enough for Unix sockets, which ``tmp_path`` may not be."""
     with tempfile.TemporaryDirectory(prefix="rg-") as directory:
         yield Path(directory)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C works in processes that the test starts, also where a shell's ``&`` has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

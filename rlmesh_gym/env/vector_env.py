@@ -21,6 +21,7 @@ from rlmesh_gym.errors import (
     ClosedError,
     ConfigurationError,
     NoPendingCallError,
+    UnsupportedAttributeError,
     UnsupportedCallError,
 )
 
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec.reset_arguments import Seeds
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
-    from rlmesh_gym.env.drive.exchange import InfoRows
-    from rlmesh_gym.lanes import EpisodeLog, LanePhase
+    from rlmesh_gym.env.drive.group import EndpointGroup
+    from rlmesh_gym.env.reading.infos import InfoRows
+    from rlmesh_gym.episodes import EpisodeLog
+    from rlmesh_gym.lanes import LanePhase
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
     StepResult = tuple[
@@ -349,6 +352,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         return tuple(self._group.table.seeds)
 
     @property
+    def lane_engine(self) -> EndpointGroup:
+        """What drives the lanes, in leaves; a run over this object drives it too."""
+        return self._group
+
+    @property
     def episodes(self) -> EpisodeLog:
         """Episodes that are over, oldest first, up to ``episodes_kept``."""
         return self._group.log
@@ -368,9 +376,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         """Not to be had: the lanes' generators live at the endpoints.
 
         Raises:
-            UnsupportedCallError: Always.
+            UnsupportedAttributeError: Always, so that ``hasattr`` is False.
         """
-        raise UnsupportedCallError(
+        raise UnsupportedAttributeError(
             "np_random: the lanes' random generators live at the endpoints; seed them with "
             "reset(seed=...), and actions with action_space.seed(...)"
         )
@@ -420,7 +428,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return one value per lane; see :meth:`call`."""
-        return lane_attribute(self, name)
+        return lane_attribute(self, name, self.addresses)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Not to be had: the sub-environments live elsewhere.
@@ -429,7 +437,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             ValueError: ``values`` is a list or tuple of another length than ``num_envs``.
             UnsupportedCallError: Always otherwise.
         """
-        refuse_attribute(self, name, values)
+        refuse_attribute(name, values, self.num_envs, self.addresses)
 
     # The end
 

@@ -10,7 +10,7 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_gym.codec import encode_env_spec, find_autoreset_mode, split_metadata
+from rlmesh_gym.codec import EnvSpec, find_autoreset_mode, split_metadata
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.policy.episodes import LaneState, LocalEpisodes, TrackedEpisodes
@@ -18,7 +18,6 @@ from rlmesh_gym.policy.episodes import LaneState, LocalEpisodes, TrackedEpisodes
 if TYPE_CHECKING:
     import gymnasium
 
-    from rlmesh_gym._proto.core.v1.env_contract_pb2 import EnvSpec
     from rlmesh_gym.policy.episodes import Episodes
 
 __all__ = ["EnvView", "view_env"]
@@ -35,7 +34,7 @@ class EnvView:
         single_action_space: Space of one lane's action.
         num_envs: Number of lanes.
         episodes: Where episodes begin and end.
-        env_spec: The message that the model is set up with.
+        env_spec: What the model is set up with.
     """
 
     single_observation_space: gymnasium.Space[Any]
@@ -93,7 +92,7 @@ def view_env(
         TrackedEpisodes(base, lanes)
         if isinstance(base, LaneState)
         else LocalEpisodes(lanes, find_autoreset_mode(envs), warns=envs is not None or lanes > 1),
-        encode_env_spec(
+        EnvSpec(
             getattr(contract, "env_id", "") or _env_id(envs),
             single_observation_space,
             single_action_space,

@@ -264,7 +264,7 @@ ENDS = ("--env", "e:1", "--model", "m:1")
         (("--env", "e:1", "--model", "m:1", "--shard", "1/2"), "--shard needs --seed"),
         (("--env", "nonsense", "--model", "m:1"), "nonsense"),
         ((*ENDS, "--seed", str(2**63)), "base_seed must be an int64"),
-        ((*ENDS, "--horizon", "5000"), "execution_horizon must be an int in"),
+        ((*ENDS, "--horizon", "5000"), "execution_horizon must be 1 to 1024, got 5000"),
         ((*ENDS, "--episodes", str(10**12)), "more than one run keeps"),
     ],
 )
@@ -410,6 +410,7 @@ def test_another_env_into_the_same_report(
     assert "holds episodes of CartPole-v1 and the endpoint serves Other-v0" in shown.error_line
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_in_a_hanging_step(program: Callable[..., Outcome], tmp_path: Path) -> None:
     """Ctrl-C while the env does not answer: at once, in order, with the report of what was done."""
     env = BlockingEnv(length=3, blocking=False)
@@ -448,6 +449,7 @@ def test_interrupt_in_a_hanging_step(program: Callable[..., Outcome], tmp_path: 
     assert "stopped early" in (out / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_of_a_process(vector: str, model: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ("run", "--env", vector, "--model", model, "--episodes", "100000", "--seed", "1")
@@ -488,7 +490,7 @@ def test_damaged_records_are_refused_with_a_reason(
         journal.append({"env_id": "CartPole-v1", "seed": 0, "episode_id": "x"})
     shown = program("run", "--resume", tmp_path / "o", "--episodes", 3)
     assert shown.code == 2
-    assert "no episode of this version" in shown.error_line
+    assert "not an episode of this version: it lacks lane, endpoint" in shown.error_line
     (tmp_path / "o" / "run.json").write_text("{")
     shown = program("run", "--resume", tmp_path / "o")
     assert shown.code == 2
@@ -505,7 +507,7 @@ def test_what_is_kept_of_a_plan(
     assert plan["horizon"] == 2
     report = read_report(tmp_path / "o")
     assert report is not None
-    assert report.execution_horizon == 2
+    assert report.requested_horizon == 2
     assert {episode.length for episode in report.episodes} == {6}
 
 

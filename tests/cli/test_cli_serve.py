@@ -25,6 +25,7 @@ def ended(process: object) -> tuple[int, str, str]:
     return process.returncode, out, err  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_serve_ping_step_and_stop(program: Callable[..., Outcome], socket_dir: Path) -> None:
     where = f"unix://{socket_dir}/env.sock"
     with started("serve", "CartPole-v1", "--num-envs", "3", "--address", where) as server:
@@ -70,6 +71,7 @@ def test_serve_model_as_json_and_sigterm(
     assert (code, out) == (0, "stopping\n")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_two_signals_in_a_row_end_it_too(socket_dir: Path) -> None:
     with started("serve", "CartPole-v1", "--address", f"unix://{socket_dir}/env.sock") as server:
         address_of(server)

@@ -15,13 +15,15 @@ from tests.fake_envs import CountingEnv
 class ClingingEnv(CountingEnv):
     """Leaves ``what`` behind: a ``"thread"`` or a ``"process"`` that goes on, or reads ``"input"``.
 
-    ``"exit"`` leaves the constructor with ``SystemExit`` instead. ``close`` writes to ``closed``.
+    ``"exit"`` leaves the constructor with ``SystemExit`` instead. ``"step"`` never returns from a
+    step, after it has written to ``stepping``. ``close`` writes to ``closed``.
     """
 
-    def __init__(self, what: str = "", closed: str = "") -> None:
+    def __init__(self, what: str = "", closed: str = "", stepping: str = "") -> None:
         super().__init__()
         self.what = what
         self.closed = closed
+        self.stepping = stepping
         if what == "exit":
             sys.exit("no licence")
 
@@ -34,6 +36,13 @@ class ClingingEnv(CountingEnv):
         elif self.what == "input":
             info["read"] = sys.stdin.read()
         return observation, info
+
+    def step(self, action: Any) -> Any:
+        if self.what == "step":
+            with open(self.stepping, "w") as file:
+                file.write("stepping")
+            threading.Event().wait()
+        return super().step(action)
 
     def close(self) -> None:
         super().close()

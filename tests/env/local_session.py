@@ -80,6 +80,10 @@ class LocalSession:
         self.fail_next: Error | None = None
         self.is_dead = False
 
+    @staticmethod
+    def pack(codec: SpaceCodec, leaves: Any, num_rows: int) -> Any:
+        return codec.encode(leaves, num_rows)
+
     def _refuse(self, operation: str) -> Error | None:
         error, self.fail_next = self.fail_next, None
         if self.is_dead:

@@ -27,7 +27,7 @@ def zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
-class Without(VectorWrapper):
+class Without(VectorWrapper):  # type: ignore[type-arg,unused-ignore]
     """Infos without masks, on every level."""
 
     def step(self, actions: Any) -> Any:
@@ -42,7 +42,7 @@ class Without(VectorWrapper):
         }
 
 
-class Listed(VectorWrapper):
+class Listed(VectorWrapper):  # type: ignore[type-arg,unused-ignore]
     """One dict per lane instead of one for all."""
 
     def step(self, actions: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -157,16 +156,15 @@ def test_error_that_ends_the_session() -> None:
 
 def test_killed_process() -> None:
     with env_endpoint("single") as peer:
-        session = EnvSession.open(peer.address)
+        # Nothing here may wait for a timeout of its own.
+        session = EnvSession.open(peer.address, timeouts={"connect": 600.0, "close": 600.0})
         session.reset().result(WAIT)
         peer.kill()
-        begun = time.monotonic()
         with pytest.raises((UnavailableError, ResetNeededError)):
             session.step(encode(session, [0])).result(WAIT)
         with pytest.raises(UnavailableError):
             session.reset().result(WAIT)
         session.close()
-        assert time.monotonic() - begun < 3
 
 
 def test_accepted_shutdown() -> None:

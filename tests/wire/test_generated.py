@@ -17,7 +17,7 @@ import rlmesh_gym._proto
 _MODULES = [
     importlib.import_module(info.name)
     for info in pkgutil.walk_packages(rlmesh_gym._proto.__path__, "rlmesh_gym._proto.")
-    if info.name.endswith("_pb2")
+    if not info.ispkg
 ]
 
 

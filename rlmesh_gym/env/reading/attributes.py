@@ -7,23 +7,28 @@ from typing import TYPE_CHECKING, Any
 from rlmesh_gym.errors import ConfigurationError, UnsupportedCallError
 
 if TYPE_CHECKING:
-    from rlmesh_gym.env.vector_env import RemoteVectorEnv
+    from collections.abc import Sequence
+
+    from gymnasium.vector import VectorEnv
 
 __all__ = ["lane_attribute", "refuse_attribute"]
 
 
-def lane_attribute(envs: RemoteVectorEnv, name: str) -> tuple[Any, ...]:
+def lane_attribute(
+    envs: VectorEnv[Any, Any, Any], name: str, addresses: Sequence[str]
+) -> tuple[Any, ...]:
     """Return an attribute of every sub-environment.
 
     Args:
         envs: The vector.
         name: See ``RemoteVectorEnv.call``.
+        addresses: Where the sub-environments live.
 
     Raises:
         UnsupportedCallError: The contract does not hold it.
     """
     if name == "np_random_seed":
-        return envs.np_random_seed
+        return envs.np_random_seed  # type: ignore[return-value]
     if name == "metadata":
         return tuple(dict(envs.metadata) for _ in range(envs.num_envs))
     answers = {
@@ -36,25 +41,25 @@ def lane_attribute(envs: RemoteVectorEnv, name: str) -> tuple[Any, ...]:
     if name not in answers:
         known = ", ".join(sorted([*answers, "metadata", "np_random_seed", "render"]))
         raise UnsupportedCallError(
-            f"{name!r} of the sub-environments cannot be had: they live at {envs.addresses}. "
+            f"{name!r} of the sub-environments cannot be had: they live at {addresses}. "
             f"What can: {known}"
         )
     return (answers[name],) * envs.num_envs
 
 
-def refuse_attribute(envs: RemoteVectorEnv, name: str, values: Any) -> None:
+def refuse_attribute(name: str, values: Any, num_envs: int, addresses: Sequence[str]) -> None:
     """Refuse to set an attribute, after the check that Gymnasium makes first.
 
     Raises:
         ConfigurationError: ``values`` is a list or tuple of another length than there are lanes.
         UnsupportedCallError: Always otherwise.
     """
-    if isinstance(values, (list, tuple)) and len(values) != envs.num_envs:
+    if isinstance(values, (list, tuple)) and len(values) != num_envs:
         raise ConfigurationError(
             "Values must be a list or tuple with length equal to the number of environments. "
-            f"Got `{len(values)}` values for {envs.num_envs} environments."
+            f"Got `{len(values)}` values for {num_envs} environments."
         )
     raise UnsupportedCallError(
-        f"set_attr({name!r}): the sub-environments live at {envs.addresses} and cannot be changed "
+        f"set_attr({name!r}): the sub-environments live at {addresses} and cannot be changed "
         "from here; pass settings as reset options, or make the environment with them"
     )

@@ -59,8 +59,20 @@ class FrameReader:
             )
         return frames
 
+    def fetch_lane(
+        self, endpoint: Endpoint, index: int, timeout: float | None
+    ) -> NDArray[np.uint8] | None:
+        """Return the frame of one lane of an endpoint; None where it cannot be rendered.
+
+        Raises:
+            RemoteError: The endpoint failed.
+        """
+        return _decode(endpoint.session.render([index]).result(timeout), endpoint)
+
 
 def _decode(response: Any, endpoint: Endpoint) -> NDArray[np.uint8] | None:
+    if not isinstance(response, interaction_pb2.RenderResponse):
+        return response  # type: ignore[no-any-return]  # A frame of this process.
     if not response.HasField("frame") or response.format != interaction_pb2.RENDER_FORMAT_PNG:
         return None
     return decode_png(response.frame, endpoint.address)

@@ -5,7 +5,7 @@ Lane endpoints send one dict per answered lane, vector endpoints Gymnasium's bat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 
     from rlmesh_gym._proto.spaces.v1 import meta_pb2
     from rlmesh_gym.codec import SpaceCodec
-    from rlmesh_gym.env.drive.endpoint import Endpoint
-    from rlmesh_gym.env.drive.exchange import InfoRows
     from rlmesh_gym.env.reading.conformance import ConformanceLog
 
-__all__ = ["BatchedInfos", "LaneInfos", "lane_rows", "read_infos", "vector_infos"]
+__all__ = [
+    "BatchedInfos",
+    "InfoRows",
+    "LaneInfos",
+    "hand_over_infos",
+    "lane_rows",
+    "read_infos",
+    "vector_infos",
+]
 
 
 class LaneInfos:
@@ -66,6 +72,17 @@ class BatchedInfos:
         return vector_form(self._infos, self._num_rows)
 
 
+class LaneSpan(Protocol):
+    """The lanes of one endpoint, as the user numbers them."""
+
+    start: int
+    num_envs: int
+
+
+InfoRows: TypeAlias = "BatchedInfos | list[tuple[int, dict[str, Any]]] | None"
+"""Infos of one endpoint: the batched dict of all lanes, or ``(env_index, info)`` in lane order."""
+
+
 def read_infos(
     message: meta_pb2.MetaMap,
     num_rows: int,
@@ -105,8 +122,19 @@ def read_infos(
     return BatchedInfos(infos, num_rows, typed=typed)
 
 
+def hand_over_infos(
+    infos: list[Any] | dict[str, Any] | None, num_rows: int
+) -> LaneInfos | BatchedInfos | None:
+    """Take over infos of an environment in this process: one dict per lane, or a batched one."""
+    if not infos:
+        return None
+    if isinstance(infos, list):
+        return LaneInfos([row if isinstance(row, dict) else {} for row in infos], typed=True)
+    return BatchedInfos(infos, num_rows, typed=True)
+
+
 def lane_rows(
-    parts: Sequence[tuple[Endpoint, InfoRows]],
+    parts: Sequence[tuple[LaneSpan, InfoRows]],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Return ``(lane, info)`` of all endpoints, in lane order."""
     for endpoint, infos in parts:
@@ -118,7 +146,7 @@ def lane_rows(
                 yield endpoint.start + index, info
 
 
-def vector_infos(parts: Sequence[tuple[Endpoint, InfoRows]], num_envs: int) -> dict[str, Any]:
+def vector_infos(parts: Sequence[tuple[LaneSpan, InfoRows]], num_envs: int) -> dict[str, Any]:
     """Return the infos of all endpoints in Gymnasium's vector form."""
     first = parts[0][1] if parts else None
     if len(parts) == 1 and isinstance(first, BatchedInfos) and parts[0][0].num_envs == num_envs:

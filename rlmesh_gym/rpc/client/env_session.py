@@ -275,15 +275,12 @@ class EnvSession(Session):
     ) -> Pending[Any]:
         connection = self._connection
         connection.check(kind)
+        self._check_interruption()
         stream = connection.stream
         if stream is None or not stream.is_open:
             stream = self._open_stream(kind, may_reopen=may_reopen)
-        return stream.send(
-            request,
-            kind,
-            lanes=tuple(lanes),
-            timeout=cast("float | None", getattr(self.timeouts, kind)),
-        )
+        timeout = cast("float | None", getattr(self.timeouts, kind))
+        return self._sent(stream.send(request, kind, lanes=tuple(lanes), timeout=timeout))
 
     def _open_stream(self, kind: str, *, may_reopen: bool) -> JoinStream:
         connection = self._connection

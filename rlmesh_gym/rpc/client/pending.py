@@ -7,14 +7,12 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rlmesh_gym.errors import DeadlineError, Error, ForkedError, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from rlmesh_gym.rpc.client.stream import JoinStream
 
 __all__ = ["JoinMethod", "Pending"]
 
@@ -36,6 +34,14 @@ class JoinMethod:
     kind: str
     parse: Callable[[bytes], Any]
     error: Callable[[Any, Pending[Any]], Error]
+
+
+class _Stream(Protocol):
+    """What a pending asks of the stream that it waits on."""
+
+    def give_up(self, pending: Pending[Any], error: Error) -> bool: ...
+
+    def note_overdue(self, pending: Pending[Any]) -> None: ...
 
 
 class Pending(Generic[M]):
@@ -73,7 +79,7 @@ class Pending(Generic[M]):
 
     def __init__(
         self,
-        stream: JoinStream,
+        stream: _Stream,
         method: JoinMethod,
         kind: str,
         *,

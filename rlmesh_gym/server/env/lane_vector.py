@@ -193,6 +193,16 @@ class LaneVector(VectorEnv[Any, Any, Any]):
             infos,
         )
 
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """What each env says that it was seeded with, also where no seed was asked for."""
+        return tuple(env.np_random_seed for env in self.envs)
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Each env's own random number generator."""
+        return tuple(env.np_random for env in self.envs)
+
     def render(self) -> tuple[Any, ...]:
         """Return one frame per lane."""
         return tuple(env.render() for env in self.envs)

@@ -36,7 +36,7 @@ class ServedLanes(ServedEnv):
     Args:
         envs: The lanes; this object closes them.
         env_id: Name that the contract announces.
-        may_overlap: Lanes may be at work at the same time, on threads of their own; they are where
+        overlap: Lanes may be at work at the same time, on threads of their own; they are where
             a call takes long enough to be worth it.
 
     Raises:
@@ -48,12 +48,13 @@ class ServedLanes(ServedEnv):
     has_partial_reset = True
 
     def __init__(
-        self, envs: Sequence[gym.Env[Any, Any]], env_id: str, *, may_overlap: bool = True
+        self, envs: Sequence[gym.Env[Any, Any]], env_id: str, *, overlap: bool = False
     ) -> None:
         if not envs:
             raise ConfigurationError("a list of environments to serve must not be empty")
         self.envs = list(envs)
         first = self.envs[0]
+        self.base = first.unwrapped
         for lane, env in enumerate(self.envs):
             for name in ("observation_space", "action_space"):
                 if not same_space(getattr(first, name), getattr(env, name)):
@@ -64,7 +65,7 @@ class ServedLanes(ServedEnv):
         self.observation_codec = SpaceCodec(first.observation_space)
         self.action_codec = SpaceCodec(first.action_space)
         self._is_discrete = isinstance(first.action_space, Discrete)
-        self._calls = LaneCalls(may_overlap=may_overlap)
+        self._calls = LaneCalls(overlap=overlap)
         metadata = dict(first.metadata or {})
         metadata.pop("autoreset_mode", None)
         self.contract = EnvContract(

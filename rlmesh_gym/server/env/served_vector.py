@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
 
 from rlmesh_gym.codec import EnvContract, SpaceCodec, final_info, find_autoreset_mode, one_dict
 from rlmesh_gym.codec.final_observations import encode_final_obs
 from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_OBS, take_lanes
 from rlmesh_gym.codec.reset_arguments import RESET_MASK, are_consecutive, lane_arguments
-from rlmesh_gym.errors import CodecError
+from rlmesh_gym.errors import CodecError, ConfigurationError
 from rlmesh_gym.server.env.lane_vector import LaneVector
 from rlmesh_gym.server.env.served_env import Outcome, ServedEnv, once_per_path
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ServedVector"]
 
+_PICTURE_AXES = 3
+
 
 class ServedVector(ServedEnv):
     """A vector env, whatever its width.
@@ -38,28 +42,42 @@ class ServedVector(ServedEnv):
         envs: The vector env; this object closes it.
         env_id: Name that the contract announces.
         partial_reset: Whether it honours ``options["reset_mask"]``; None finds out.
+        in_process: Drive it just as it is, since it belongs to a run of this process.
 
     Raises:
-        ConfigurationError: Its autoreset mode is none that Gymnasium has.
+        ConfigurationError: Its autoreset mode is none that Gymnasium has, or its lanes declare
+            different bounds.
         UnsupportedSpaceError: A space has no wire form.
     """
 
     has_lane_operations = False
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], env_id: str, *, partial_reset: bool | None = None
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        env_id: str,
+        *,
+        partial_reset: bool | None = None,
+        in_process: bool = False,
     ) -> None:
         mode = find_autoreset_mode(envs)
         base = envs.unwrapped
         if partial_reset is None:
             partial_reset = isinstance(base, (SyncVectorEnv, AsyncVectorEnv, LaneVector))
         self.has_partial_reset = partial_reset
+        self.base = base
+        self.takes_lane_seeds = partial_reset or envs.num_envs == 1 or hasattr(base, "lane_engine")
+        self.gives_fresh_arrays = envs is base and getattr(envs, "copy", None) is True
+        self.has_own_processes = isinstance(base, AsyncVectorEnv)
         self._owner = envs
+        self._frames: dict[int, Any] = {}  # Rendered, and not asked for yet.
         self.envs: VectorEnv[Any, Any, Any] = envs
-        if type(envs) is SyncVectorEnv and envs.observation_mode == "same":
+        if not in_process and type(envs) is SyncVectorEnv and envs.observation_mode == "same":
             self.envs = LaneVector.adopt(envs)
         self.observation_codec = SpaceCodec(envs.single_observation_space)
         self.action_codec = SpaceCodec(envs.single_action_space)
+        if not in_process:
+            _refuse_spaces_per_lane(envs)
         self.contract = EnvContract(
             env_id=env_id,
             single_observation_space=envs.single_observation_space,
@@ -90,6 +108,7 @@ class ServedVector(ServedEnv):
         if options is not None and isinstance(options.get(RESET_MASK), list):
             # A mask may come off the wire as a list; Gymnasium takes arrays only.
             options = {**options, RESET_MASK: np.asarray(options[RESET_MASK])}
+        self._frames = {}
         begun = time.perf_counter_ns()
         observation, infos = self._reset(seed, options)
         user_ns = time.perf_counter_ns() - begun
@@ -120,6 +139,7 @@ class ServedVector(ServedEnv):
             message = "a vector environment cannot step some of its lanes"
             raise NotImplementedError(message)
         actions = self.action_codec.unflatten(action, self.num_envs)
+        self._frames = {}
         begun = time.perf_counter_ns()
         observation, rewards, terminated, truncated, infos = self.envs.step(actions)
         user_ns = time.perf_counter_ns() - begun
@@ -145,13 +165,27 @@ class ServedVector(ServedEnv):
         return array.reshape(self.num_envs)
 
     def render(self, lane: int) -> Any:
-        """Return the lane's frame out of the vector's tuple of frames."""
+        """Return the lane's frame; every env is rendered once for a frame of each lane.
+
+        A vector that renders all lanes at once is asked once; what it gave is handed out lane by
+        lane, until a lane is asked for again or the vector moves on. One picture of all lanes
+        counts as the first lane's.
+        """
         if self.envs.render_mode is None:
             return None
-        frames = self.envs.render()
+        if isinstance(self.envs, LaneVector):
+            return self.envs.envs[lane].render()
+        if lane not in self._frames:
+            self._frames = self._all_frames()
+        return self._frames.pop(lane)
+
+    def _all_frames(self) -> dict[int, Any]:
+        frames: Any = self.envs.render()
+        if isinstance(frames, np.ndarray) and frames.ndim <= _PICTURE_AXES:
+            frames = (frames, *[None] * (self.num_envs - 1))
         if frames is None or len(frames) != self.num_envs:
-            return None
-        return frames[lane]
+            frames = [None] * self.num_envs
+        return dict(enumerate(frames))
 
     def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any] | None:
         """Return the batched dict, terminal observations as bytes of one-row values."""
@@ -178,3 +212,16 @@ class ServedVector(ServedEnv):
     def close(self) -> None:
         """Close the vector env."""
         self._owner.close()
+
+
+def _refuse_spaces_per_lane(envs: VectorEnv[Any, Any, Any]) -> None:
+    """Refuse what would be announced wrongly: the wire has one space for all lanes."""
+    common = batch_space(envs.single_observation_space, envs.num_envs)
+    own = envs.observation_space
+    if own != common and type(own) is type(common) and is_space_dtype_shape_equiv(own, common):
+        raise ConfigurationError(
+            f"the lanes of {type(envs.unwrapped).__name__} have observation spaces of their own "
+            "(observation_mode='different'), and an endpoint announces one for all. Make the "
+            "vector with observation_mode=(batch_space(space, num_envs), space), where space "
+            "holds the values of every lane, or serve each kind of lane at an address of its own"
+        )

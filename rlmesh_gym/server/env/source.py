@@ -39,7 +39,7 @@ class EnvSource:
         per_session: Build an environment for every session, so that several can run at a time.
         env_id: Name to announce instead of the environment's own.
         partial_reset: See :class:`~rlmesh_gym.server.env.served_vector.ServedVector`.
-        may_overlap: See :class:`~rlmesh_gym.server.env.served_lanes.ServedLanes`.
+        overlap: See :class:`~rlmesh_gym.server.env.served_lanes.ServedLanes`.
 
     Raises:
         ConfigurationError: Not an environment, or one object where each session needs its own.
@@ -53,11 +53,11 @@ class EnvSource:
         per_session: bool,
         env_id: str | None,
         partial_reset: bool | None,
-        may_overlap: bool,
+        overlap: bool,
     ) -> None:
         self._env_id = env_id
         self._partial_reset = partial_reset
-        self._may_overlap = may_overlap
+        self._overlap = overlap
         self.is_per_session = per_session
         self._build: Callable[[], AnyEnv] | None = None
         self._spare: ServedEnv | None = None
@@ -172,7 +172,7 @@ class EnvSource:
         return served
 
     def _lanes(self, envs: Sequence[gym.Env[Any, Any]], env_id: str) -> ServedLanes:
-        return ServedLanes(envs, env_id, may_overlap=self._may_overlap)
+        return ServedLanes(envs, env_id, overlap=self._overlap)
 
     def _name(self, env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> str:
         if self._env_id:

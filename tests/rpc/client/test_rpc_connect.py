@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,10 +58,8 @@ def free_address() -> str:
 
 @pytest.mark.parametrize("session", [EnvSession, ModelSession])
 def test_nothing_listens(session: Any, free_address: str) -> None:
-    begun = time.monotonic()
     with pytest.raises(UnavailableError, match=r"nothing listens there \(.*refused\); start") as e:
-        session.open(free_address)
-    assert time.monotonic() - begun < 2
+        session.open(free_address, timeouts={"connect": 600.0})  # Found out without waiting for it.
     assert e.value.endpoint == free_address
     assert str(e.value).startswith(free_address)
     assert isinstance(e.value, ConnectionError)
@@ -106,10 +103,8 @@ def test_something_else_listens() -> None:
 def test_silent_listener() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        begun = time.monotonic()
         with pytest.raises(DeadlineError, match=r"within 0.3 s.*timeouts.connect") as e:
-            EnvSession.open(address, timeouts={"connect": 0.3})
-        assert time.monotonic() - begun < 2
+            EnvSession.open(address, timeouts={"connect": 0.3, "close": 600.0})
         assert address in str(e.value)
 
 

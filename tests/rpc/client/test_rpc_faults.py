@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     Requests = Iterator[pb.JoinRequest]
 
 WAIT = 10.0
+# Whoever waits for a timeout of its own, hangs: what ends in spite of them does not wait.
+PATIENT = {"connect": 600.0, "close": 600.0}
 
 
 def test_late_answer_is_not_taken_for_the_next_one() -> None:
@@ -196,15 +198,14 @@ def test_server_stops_in_the_middle_of_a_step() -> None:
         for request in requests:
             if request.HasField("step"):
                 arrived.set()
-                finish.wait(WAIT)
+                finish.wait()
             yield env_answer(request)
 
     with env_host(join) as address:
-        session = EnvSession.open(address)
+        session = EnvSession.open(address, timeouts=PATIENT)
         session.reset().result(WAIT)
         pending = session.step(ACTION)
         assert arrived.wait(WAIT)
-    begun = time.monotonic()
     with pytest.raises(UnavailableError, match=r"step: ") as raised:
         pending.result(WAIT)
     assert address in str(raised.value)
@@ -212,7 +213,6 @@ def test_server_stops_in_the_middle_of_a_step() -> None:
         session.reset().result(WAIT)
     session.close()
     finish.set()
-    assert time.monotonic() - begun < 3
 
 
 def test_second_session_is_refused() -> None:
@@ -231,10 +231,8 @@ def test_second_session_is_refused() -> None:
         with EnvSession.open(address, timeouts={"connect": 0.3}) as second:
             with pytest.raises(SessionRefusedError, match=r"no further session: .*active session"):
                 second.reset().result(WAIT)
-            begun = time.monotonic()
             with pytest.raises(SessionRefusedError):
                 second.reset()
-            assert time.monotonic() - begun < 5
             first.step(ACTION).result(WAIT)
             first.close()
             second.reset().result(WAIT)  # Once the slot is free, a reset is enough.
@@ -287,16 +285,14 @@ def test_close_while_a_step_is_at_work() -> None:
     def join(requests: Requests, peer: JoinPeer) -> Iterator[Any]:
         for request in requests:
             if request.HasField("step"):
-                release.wait(WAIT)
+                release.wait()
             yield env_answer(request)
 
     with env_host(join) as address:
-        session = EnvSession.open(address)
+        session = EnvSession.open(address, timeouts=PATIENT)
         session.reset().result(WAIT)
         pending = session.step(ACTION)
-        begun = time.monotonic()
         session.close()
-        assert time.monotonic() - begun < 2
         with pytest.raises(ClosedError):
             pending.result(WAIT)
         with pytest.raises(ClosedError):
@@ -393,13 +389,14 @@ def test_abandoned_pending() -> None:
 def test_pending_tells_sizes_and_times() -> None:
     with env_host() as address, EnvSession.open(address) as session:
         session.reset().result(WAIT)
+        begun = time.monotonic_ns()
         pending = session.step(ACTION)
         pending.result(WAIT)
         assert pending.done()
         assert pending.response.request_id == pending.request_id
         assert pending.response_bytes == pending.response.ByteSize()
         assert pending.request_bytes > sum(len(leaf) for leaf in ACTION.leaves)
-        assert 0 < pending.elapsed_ns == pending.elapsed_ns < 10**10
+        assert 0 < pending.elapsed_ns == pending.elapsed_ns <= time.monotonic_ns() - begun
 
 
 def test_a_restarted_server_is_found_again(socket_dir: Any) -> None:

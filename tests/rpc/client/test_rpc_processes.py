@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT = 10.0
-# From a signal, or the end of the script, to the end of the process; the machine may be busy.
-PROMPTLY = 2.0
+# What a process would wait for if it did not end by itself; far more than WAIT.
+NEVER = 600.0
 
 CONNECT = """
-import contextlib, gc, os, sys, threading, time
+import contextlib, gc, os, sys, threading
 from rlmesh_gym.errors import ClosedError, ForkedError
 from rlmesh_gym.rpc import EnvSession
 from tests.rpc.raw_endpoints import ACTION, env_host
-session = EnvSession.open(sys.argv[1])
+session = EnvSession.open(sys.argv[1], timeouts={"close": 600.0})
 session.reset().result(10)
 """
 
@@ -58,12 +57,14 @@ ENDINGS = {
         "def join(requests, peer):\n"
         "    for request in requests:\n"
         "        inside.set()\n"
-        "        time.sleep(60)\n"
-        "host = env_host(join); other = EnvSession.open(host.__enter__())\n"
+        "        threading.Event().wait()\n"
+        "host = env_host(join)\n"
+        "other = EnvSession.open(host.__enter__(), timeouts={'close': 600.0})\n"
         "pending = other.reset(); inside.wait(10)"
     ),
     "a server is in use": (
-        "host = env_host(); other = EnvSession.open(host.__enter__())\n"
+        "host = env_host()\n"
+        "other = EnvSession.open(host.__enter__(), timeouts={'close': 600.0})\n"
         "other.reset().result(10); other.step(ACTION).result(10)"
     ),
 }
@@ -144,7 +145,7 @@ def blocking_address() -> Iterator[str]:
     def join(requests: Iterator[Any], peer: JoinPeer) -> Iterator[Any]:
         for request in requests:
             if request.HasField("step"):
-                release.wait(30)
+                release.wait(NEVER)
             yield env_answer(request)
 
     with env_host(join) as address:
@@ -159,24 +160,22 @@ def wait_for(process: subprocess.Popen[str], word: str) -> None:
         pytest.fail(f"no {word}: {process.communicate()[1]}")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_surfaces_from_a_blocked_result(blocking_address: str) -> None:
     with start(BLOCKED_STEP, blocking_address) as process:
         wait_for(process, "BLOCKED")
-        begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=WAIT)
-        assert time.monotonic() - begun < PROMPTLY
     assert "KeyboardInterrupt" in stderr
     assert process.returncode == -signal.SIGINT
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_within_a_context_manager(blocking_address: str) -> None:
     with start("with session:\n    " + BLOCKED_STEP.replace("\n", "\n    "), blocking_address) as p:
         wait_for(p, "BLOCKED")
-        begun = time.monotonic()
         p.send_signal(signal.SIGINT)
         _, stderr = p.communicate(timeout=WAIT)
-        assert time.monotonic() - begun < PROMPTLY
     assert "KeyboardInterrupt" in stderr
 
 
@@ -185,9 +184,7 @@ def test_a_process_ends_promptly(ending: str, blocking_address: str) -> None:
     script = f'print("LAST", flush=True)\n{ending}\n'
     with start(script, blocking_address) as process:
         wait_for(process, "LAST")
-        begun = time.monotonic()
         _, stderr = process.communicate(timeout=WAIT)
-        assert time.monotonic() - begun < PROMPTLY
     assert process.returncode == (3 if "SystemExit" in ending else 0), stderr
     assert stderr == ""
 
@@ -214,21 +211,20 @@ def test_a_forked_worker_connects_anew_or_is_told_why_not() -> None:
     assert stdout.strip() in {"EXIT 5", "EXIT 6"}, stderr
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_server_process_ends_on_interrupt() -> None:
     script = """
 host = env_host()
 with host as address:
     print("SERVES", flush=True)
-    other = EnvSession.open(address)
+    other = EnvSession.open(address, timeouts={"close": 600.0})
     other.reset().result(10)
-    time.sleep(60)
+    threading.Event().wait()
 """
     with env_host() as address, start(script, address) as process:
         wait_for(process, "SERVES")
-        begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=WAIT)
-        assert time.monotonic() - begun < PROMPTLY
 
 
 def test_killed_server_in_the_middle_of_a_step() -> None:
@@ -243,23 +239,22 @@ def join(requests, peer):
     for request in requests:
         if request.HasField("step"):
             print("IN STEP", flush=True)
-            release.wait(60)
+            release.wait()
         yield env_answer(request)
 with env_host(join) as own:
     print(own, flush=True)
-    release.wait(60)
+    release.wait()
 """
     with env_host() as outer, start(script, outer) as process:
         if process.stdout is None:
             pytest.fail("no stdout")
-        session = EnvSession.open(process.stdout.readline().strip())
+        address = process.stdout.readline().strip()
+        session = EnvSession.open(address, timeouts={"close": NEVER})
         session.reset().result(WAIT)
         pending = session.step(ACTION)
         wait_for(process, "IN STEP")
         process.kill()
-        begun = time.monotonic()
         with pytest.raises(UnavailableError, match=r"step: .*lost"):
             pending.result(WAIT)
         session.close()
         session.close()
-        assert time.monotonic() - begun < PROMPTLY

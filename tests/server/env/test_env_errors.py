@@ -317,7 +317,8 @@ def test_half_close_lets_the_work_finish() -> None:
 
 
 def test_timings_are_told() -> None:
-    with serving_raw([SleepEnv(5, seconds=0.02), SleepEnv(5, seconds=0.0)]) as client:
+    lanes = [SleepEnv(5, seconds=0.02), SleepEnv(5, seconds=0.0)]
+    with serving_raw(lanes, overlap=True) as client:
         join = client.open()
         join.reset()
         response = join.ask(client.step_request([1, 1]))
