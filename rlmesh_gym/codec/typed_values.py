@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,14 @@ __all__ = ["RESERVED_KEY", "pack", "unpack"]
 
 RESERVED_KEY = "rlmesh_gym.value"
 
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 _KINDS = "biufcSUmM"
 _HEADER = re.compile(
     rb"(?P<form>[as])(?P<dtype>[<|](?:[biufc]\d{1,2}|[SU]\d{1,9}|[mM]8(?:\[\d*[A-Za-z]{1,2}\])?))"
     rb"(?P<shape>(?: \d{1,18})*)"
 )
 _MAX_AXES = 32
+_MAX_HEADER_BYTES = 1024
 
 
 def pack(value: Any, depth: int = 0) -> Any:
@@ -54,22 +57,37 @@ def pack(value: Any, depth: int = 0) -> Any:
 
 
 def _pack_array(value: Any, depth: int) -> Any:
+    is_scalar = isinstance(value, np.generic)
+    if not is_scalar and type(value) is not np.ndarray:
+        value = np.asarray(value)
     dtype: np.dtype[Any] = value.dtype
     if dtype.kind == "O":
         items = [pack(item, depth + 1) for item in value.ravel().tolist()]
         return _marked("objects", {"items": items, "shape": list(value.shape)})
-    if dtype.kind == "f" and dtype.itemsize > 8:  # noqa: PLR2004 - no type that others have
-        dtype = np.dtype(np.float64)
     if dtype.kind not in _KINDS or dtype.itemsize == 0:
         return value
-    form = b"s" if isinstance(value, np.generic) else b"a"
-    plain = np.asarray(value).astype(dtype.newbyteorder("<"), copy=False)
-    header = form + plain.dtype.str.encode() + "".join(f" {n}" for n in plain.shape).encode()
-    return {RESERVED_KEY: b"%b\n%b" % (header, plain.tobytes())}
+    wire, header = _header(dtype, value.shape, is_scalar=is_scalar)
+    if wire is not dtype:
+        value = np.asarray(value).astype(wire, copy=False)
+    return {RESERVED_KEY: header + value.tobytes()}
+
+
+@lru_cache(maxsize=256)
+def _header(
+    dtype: np.dtype[Any], shape: tuple[int, ...], *, is_scalar: bool
+) -> tuple[np.dtype[Any], bytes]:
+    """Return the dtype to send, and what goes before the memory."""
+    wire = dtype
+    if dtype.kind == "f" and dtype.itemsize > 8:  # noqa: PLR2004 - no type that others have
+        wire = np.dtype("<f8")
+    elif dtype.str.startswith(">"):
+        wire = dtype.newbyteorder("<")
+    form = "s" if is_scalar else "a"
+    return wire, "".join([form, wire.str, *(f" {length}" for length in shape), "\n"]).encode()
 
 
 def _pack_list(value: Any, depth: int) -> list[Any]:
-    return [pack(item, depth + 1) for item in value]
+    return [item if type(item) in _PLAIN else pack(item, depth + 1) for item in value]
 
 
 def _pack_tuple(value: tuple[Any, ...], depth: int) -> Any:
@@ -83,7 +101,9 @@ def _pack_set(value: AbstractSet[Any], depth: int) -> Any:
 
 
 def _pack_map(value: Mapping[Any, Any], depth: int) -> Any:
-    packed = {key: pack(item, depth + 1) for key, item in value.items()}
+    packed = {
+        key: item if type(item) in _PLAIN else pack(item, depth + 1) for key, item in value.items()
+    }
     return _marked("dict", packed) if RESERVED_KEY in packed else packed
 
 
@@ -109,7 +129,6 @@ def _marked(name: str, content: Any) -> dict[str, Any]:
 
 _Packer = Callable[[Any, int], Any]
 
-_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 _PACKERS: dict[type, _Packer] = {
     np.ndarray: _pack_array,
     list: _pack_list,
@@ -156,9 +175,9 @@ def unpack(value: Any) -> Any:
                     raise
                 message = f"{RESERVED_KEY} holds nothing that this release knows: {error}"
                 raise CodecError(message) from error
-        return {key: unpack(item) for key, item in value.items()}
+        return {key: item if type(item) in _PLAIN else unpack(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [unpack(item) for item in value]
+        return [item if type(item) in _PLAIN else unpack(item) for item in value]
     return value
 
 
@@ -186,19 +205,27 @@ _SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
 
 def _unpack_array(content: bytes) -> Any:
     end = content.index(b"\n")
-    found = _HEADER.fullmatch(content, 0, end)
-    if found is None:
-        raise ValueError(content[: min(end, 80)])
-    shape = [int(length) for length in found["shape"].split()]
-    if len(shape) > _MAX_AXES:
-        raise ValueError(f"{len(shape)} axes")
-    dtype = np.dtype(found["dtype"].decode())
+    is_scalar, dtype, shape = _read_header(content[: min(end, _MAX_HEADER_BYTES)])
     data = memoryview(content)[end + 1 :]
+    array: np.ndarray[Any, Any]
     if dtype.kind == "b":
-        array = (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+        array = np.frombuffer(data, np.uint8) != 0
     else:
         if dtype.kind == "U" and np.frombuffer(data, "<u4").max(initial=0) > sys.maxunicode:
             raise ValueError("not Unicode text")
         # A copy: what comes is the user's to change, and aligned.
-        array = np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
-    return array[()] if found["form"] == b"s" and not shape else array
+        array = np.frombuffer(data, dtype).astype(dtype.newbyteorder("="))
+    array = array.reshape(shape)
+    return array[()] if is_scalar else array
+
+
+@lru_cache(maxsize=256)
+def _read_header(header: bytes) -> tuple[bool, np.dtype[Any], tuple[int, ...]]:
+    found = _HEADER.fullmatch(header)
+    if found is None:
+        raise ValueError(header)
+    shape = tuple(int(length) for length in found["shape"].split())
+    is_scalar = found["form"] == b"s"
+    if len(shape) > (0 if is_scalar else _MAX_AXES):
+        raise ValueError(f"{len(shape)} axes")
+    return is_scalar, np.dtype(found["dtype"].decode()), shape

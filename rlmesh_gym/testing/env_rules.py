@@ -60,7 +60,7 @@ def check_infos(probe: EnvProbe) -> None:
         if probe.num_envs > 1 and probe.session.has_lane_operations:
             for key in ("final_info", "_final_info"):
                 is_column = column_of(infos.get(key), probe.num_envs) is not None
-                require(is_column, rule, f"{key} has no entry for each of {probe.num_envs} lanes")
+                require(is_column, rule, f"{key} has no list of {probe.num_envs} lanes")
         elif probe.num_envs > 1:
             for key in infos:
                 is_mask = key.startswith("_") and key[1:] in infos
@@ -216,7 +216,7 @@ def check_render(probe: EnvProbe) -> None:
         try:
             decode_png(answer.frame)
         except ProtocolError as error:
-            raise BrokenRuleError(rule, str(error)) from error
+            raise BrokenRuleError(rule, f"the frame is no image: {error}") from error
 
 
 ENV_RULES: tuple[Callable[[EnvProbe], None], ...] = (

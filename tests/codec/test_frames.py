@@ -39,7 +39,12 @@ FRAMES: dict[str, tuple[Any, Any]] = {
     "wide_ints": (np.array([[-1, 256], [7, 255]]), np.array([[0, 255], [7, 255]])),
     "bools": (np.array([[True, False]]), np.array([[255, 0]])),
     "lists": (RGB.tolist(), RGB),
+    "four_rows": (RGB[:4, :, :1], GREY),
+    "rgba_first": (np.moveaxis(RGBA, -1, 0), RGBA),
+    "truths": (GREY > 9, (GREY > 9) * 255),
     "none": (None, None),
+    "number": (3, None),
+    "one_in_a_tuple": ((RGB,), None),
     "frames": ([RGB, RGB], None),
     "no_frames": ([], None),
     "two_channels": (np.zeros((5, 5, 2)), None),
@@ -65,7 +70,10 @@ def test_frames_become_bytes_and_survive_the_wire(frame: Any, expected: Any) -> 
     assert as_rgb(pixels).shape == (*pixels.shape[:2], 3)
 
 
-@pytest.mark.parametrize(("frame", "error"), [("text", TypeError), (np.zeros((0, 3)), ValueError)])
+@pytest.mark.parametrize(
+    ("frame", "error"),
+    [("text", TypeError), (np.array([["x", "y"]]), TypeError), (np.zeros((0, 4, 3)), ValueError)],
+)
 def test_what_is_no_image(frame: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         as_frame(frame)

@@ -127,7 +127,7 @@ BROKEN: dict[str, tuple[Callable[[pb.JoinResponse], None], str, str]] = {
     "lane order": (reverse_lanes, "lanes", r"lanes: asked \[2, 0\], got \[0, 2\]"),
     "no records": (forget_episodes, "single", r"episodes: lanes \[0\] ended, \[\] were reported"),
     "miscounted": (miscount, "single", "episodes: step_count is 5, expected 4"),
-    "infos": (bare_infos, "lanes", "infos: final_info of 3 lanes is None"),
+    "infos": (bare_infos, "lanes", "infos: final_info has no list of 3 lanes"),
     "same step": (no_terminal_observations, "same step", "same step: .* hold no final_obs"),
     "frame": (no_picture, "single", "render: the frame is no image"),
 }

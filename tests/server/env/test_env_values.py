@@ -14,7 +14,6 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 from rlmesh_gym._proto.spaces.v1 import value_pb2
-from rlmesh_gym.codec import encode_png
 from rlmesh_gym.rpc import assemble
 from rlmesh_gym.server.env.lane_vector import LaneVector
 from tests.env_wire import Code, RawClient, infos, pb, serving_raw
@@ -397,47 +396,6 @@ def decoded(png: bytes | None) -> Any:
     image = Image.open(BytesIO(png))
     assert image.format == "PNG"
     return np.asarray(image)
-
-
-GENERATOR = np.random.default_rng(0)
-RGB = GENERATOR.integers(0, 256, (5, 7, 3), dtype=np.uint8)
-RGBA = GENERATOR.integers(0, 256, (5, 7, 4), dtype=np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("frame", "expected"),
-    [
-        (RGB, RGB),
-        (RGBA, RGBA),
-        (RGB[..., 0], RGB[..., 0]),
-        (RGB[..., :1], RGB[..., 0]),
-        (RGB[:4, :, :1], RGB[:4, :, 0]),
-        (np.moveaxis(RGB, -1, 0), RGB),
-        (np.moveaxis(RGBA, -1, 0), RGBA),
-        (RGB.tolist(), RGB),
-        (RGB.astype(np.float64) / 255, RGB),
-        (RGB.astype(np.float32), RGB),
-        (RGB.astype(np.int64) + 0, RGB),
-        (RGB[..., 0] > 99, (RGB[..., 0] > 99) * 255),
-        (RGB[::-1, ::2], RGB[::-1, ::2]),
-        (np.full((2, 2), 900), np.full((2, 2), 255)),
-    ],
-)
-def test_frames(frame: Any, expected: Any) -> None:
-    assert_array_equal(decoded(encode_png(frame)), expected)
-
-
-@pytest.mark.parametrize(
-    "frame", [None, [], [RGB, RGB], (RGB,), np.zeros((2, 3, 4, 5)), 3, RGB[..., :2]]
-)
-def test_no_frames(frame: Any) -> None:
-    assert encode_png(frame) is None
-
-
-@pytest.mark.parametrize("frame", ["text", np.zeros((0, 4, 3)), np.array([["x", "y"]])])
-def test_what_is_no_image(frame: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="render returned"):
-        encode_png(frame)
 
 
 def render(client: RawClient, *lanes: int) -> pb.JoinRequest:
