@@ -14,24 +14,41 @@ from rlmesh_gym._version import __version__
 from rlmesh_gym.registration import register
 
 if TYPE_CHECKING:
-    from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
-    from rlmesh_gym.lanes import EpisodeRecord, LanePhase
+    from rlmesh_gym.env import ConformanceWarning, RemoteEnv, RemoteVectorEnv
+    from rlmesh_gym.episodes import EpisodeLog, EpisodeRecord, EpisodeSummary
+    from rlmesh_gym.lanes import LanePhase
     from rlmesh_gym.policy import RemotePolicy
     from rlmesh_gym.rpc import Timeouts, TLSConfig
     from rlmesh_gym.runtime import (
+        ActionReceived,
+        ActionTransform,
+        EnvConnected,
+        EpisodeCompleted,
+        EpisodeStarted,
+        LogEvent,
+        ModelConnected,
+        ObservationEmitted,
+        ObservationTransform,
         RuntimeDriver,
+        RuntimeEvent,
         RuntimeHooks,
         RuntimeLimits,
         RuntimeReport,
         RuntimeSessionSpec,
+        SessionEnded,
+        SessionFailed,
+        SessionStarted,
+        StepCompleted,
         run,
     )
     from rlmesh_gym.server import (
         EnvServer,
         HeldState,
+        HistoryFrame,
         HistoryNeeds,
         ModelHandler,
         ModelObservation,
+        ModelRoute,
         ModelRouteSetup,
         ModelServer,
         PredictFrames,
@@ -41,42 +58,56 @@ if TYPE_CHECKING:
 
 register()
 
-_HOME = {
-    "EnvServer": "server",
-    "EpisodeRecord": "lanes",
-    "HeldState": "server",
-    "HistoryNeeds": "server",
-    "LanePhase": "lanes",
-    "ModelHandler": "server",
-    "ModelObservation": "server",
-    "ModelRouteSetup": "server",
-    "ModelServer": "server",
-    "PredictFrames": "server",
-    "RemoteEnv": "env",
-    "RemotePolicy": "policy",
-    "RemoteVectorEnv": "env",
-    "ResolveOptions": "server",
-    "RouteNeeds": "server",
-    "RuntimeDriver": "runtime",
-    "RuntimeHooks": "runtime",
-    "RuntimeLimits": "runtime",
-    "RuntimeReport": "runtime",
-    "RuntimeSessionSpec": "runtime",
-    "TLSConfig": "rpc",
-    "Timeouts": "rpc",
-    "run": "runtime",
+_PUBLIC = {
+    "env": "ConformanceWarning RemoteEnv RemoteVectorEnv",
+    "episodes": "EpisodeLog EpisodeRecord EpisodeSummary",
+    "lanes": "LanePhase",
+    "policy": "RemotePolicy",
+    "rpc": "TLSConfig Timeouts",
+    "runtime": (
+        "ActionReceived ActionTransform EnvConnected EpisodeCompleted EpisodeStarted "
+        "LogEvent ModelConnected ObservationEmitted ObservationTransform RuntimeEvent "
+        "SessionEnded SessionFailed SessionStarted StepCompleted RuntimeDriver "
+        "RuntimeHooks RuntimeLimits RuntimeReport RuntimeSessionSpec run"
+    ),
+    "server": (
+        "EnvServer HeldState HistoryFrame HistoryNeeds ModelHandler ModelObservation "
+        "ModelRoute ModelRouteSetup ModelServer PredictFrames ResolveOptions RouteNeeds"
+    ),
 }
+_HOME = {name: home for home, names in _PUBLIC.items() for name in names.split()}
+# Modules that ``rg.NAME`` finds without an import line of its own.
+_MODULES = frozenset(
+    (
+        *("cli", "codec", "env", "episodes", "integrations", "lanes", "model"),
+        *("policy", "rpc", "runtime", "server", "testing"),
+    )
+)
 
 __all__ = [
+    "ActionReceived",
+    "ActionTransform",
+    "ConformanceWarning",
+    "EnvConnected",
     "EnvServer",
+    "EpisodeCompleted",
+    "EpisodeLog",
     "EpisodeRecord",
+    "EpisodeStarted",
+    "EpisodeSummary",
     "HeldState",
+    "HistoryFrame",
     "HistoryNeeds",
     "LanePhase",
+    "LogEvent",
+    "ModelConnected",
     "ModelHandler",
     "ModelObservation",
+    "ModelRoute",
     "ModelRouteSetup",
     "ModelServer",
+    "ObservationEmitted",
+    "ObservationTransform",
     "PredictFrames",
     "RemoteEnv",
     "RemotePolicy",
@@ -84,10 +115,15 @@ __all__ = [
     "ResolveOptions",
     "RouteNeeds",
     "RuntimeDriver",
+    "RuntimeEvent",
     "RuntimeHooks",
     "RuntimeLimits",
     "RuntimeReport",
     "RuntimeSessionSpec",
+    "SessionEnded",
+    "SessionFailed",
+    "SessionStarted",
+    "StepCompleted",
     "TLSConfig",
     "Timeouts",
     "__version__",
@@ -97,10 +133,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"rlmesh_gym.{name}")
     home = _HOME.get(name)
     if home is None:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"rlmesh_gym.{home}"), name)
     globals()[name] = value  # The next look-up is a plain attribute.
     return value

@@ -10,6 +10,7 @@
     ├── ActionError(ValueError)             an action batch of the wrong shape, dtype or domain
     │   └── ActionTypeError(TypeError)          an action batch of the wrong type or dtype
     ├── UnsupportedCallError(NotImplementedError)   what cannot be done from afar, or copied
+    │   └── UnsupportedAttributeError(AttributeError)   an attribute that is elsewhere
     ├── StateError(RuntimeError)            calls in the wrong order
     │   ├── ClosedError                     used after ``close()``
     │   ├── ResetNeededError                ``step`` on a lane that has no running episode
@@ -60,6 +61,7 @@ __all__ = [
     "SessionRefusedError",
     "StateError",
     "UnavailableError",
+    "UnsupportedAttributeError",
     "UnsupportedCallError",
     "UnsupportedSpaceError",
 ]
@@ -120,6 +122,10 @@ class ActionTypeError(ActionError, TypeError):
 
 class UnsupportedCallError(Error, NotImplementedError):
     """The call needs what is not here, or would copy what is bound to its process."""
+
+
+class UnsupportedAttributeError(UnsupportedCallError, AttributeError):
+    """An attribute that lives at the endpoint; ``hasattr`` says False."""
 
 
 class StateError(Error, RuntimeError):

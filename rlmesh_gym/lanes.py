@@ -7,25 +7,24 @@ happened; everybody else reads it instead of guessing episode boundaries from ob
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import uuid6
 
+from rlmesh_gym.episodes import EpisodeRecord
+from rlmesh_gym.success import success_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
 __all__ = [
-    "EpisodeLog",
-    "EpisodeRecord",
     "LanePhase",
     "LaneTable",
     "any_true",
-    "are_consecutive",
     "mint_episode_id",
-    "success_of",
 ]
 
 
@@ -49,126 +48,6 @@ def mint_episode_id() -> str:
     return str(uuid6.uuid7())
 
 
-def are_consecutive(seeds: Sequence[int]) -> bool:
-    """Return whether seeds are ``s, s + 1, …``, which a vector env makes of the one seed ``s``."""
-    return all(seed == seeds[0] + lane for lane, seed in enumerate(seeds))
-
-
-def success_of(info: Mapping[str, Any]) -> bool | None:
-    """Read whether an episode succeeded from its final info.
-
-    Args:
-        info: Info of the last step. ``is_success`` is read first, then ``success``.
-
-    Returns:
-        The flag, or None if the info holds neither or holds something that is not one truth value.
-    """
-    for key in ("is_success", "success"):
-        value = info.get(key)
-        if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
-            return bool(value)
-        if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
-            return bool(value.reshape(-1)[0])
-    return None
-
-
-@dataclass(frozen=True)
-class EpisodeRecord:
-    """One episode that is over.
-
-    Attributes:
-        episode_id: UUIDv7 that the client minted.
-        lane: Lane of the vector that the user sees.
-        endpoint: Address that served the lane.
-        seed: Seed given to the reset that began the episode; None if it began without one.
-        length: Number of steps.
-        episode_return: Sum of rewards, undiscounted.
-        terminated: The last step said so.
-        truncated: The last step said so, or the client cut the episode off at its limit.
-        interrupted: It did not end by itself: a reset came first, or its endpoint was lost.
-        duration: Wall-clock seconds from the first observation to the last.
-        success: The env's ``is_success`` or ``success`` from the final info; None without them.
-        final_info: Info of the last step of this lane alone; empty when interrupted.
-    """
-
-    episode_id: str
-    lane: int
-    endpoint: str
-    seed: int | None
-    length: int
-    episode_return: float
-    terminated: bool
-    truncated: bool
-    interrupted: bool
-    duration: float
-    success: bool | None
-    final_info: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict, a row for a data frame; ``final_info`` is a shallow copy."""
-        row = dict(self.__dict__)
-        row["final_info"] = dict(self.final_info)
-        return row
-
-
-class EpisodeLog(Sequence[EpisodeRecord]):
-    """The newest episodes, oldest first, up to a limit; the counts go on for ever.
-
-    Args:
-        maxlen: How many records to keep. None keeps all.
-
-    Attributes:
-        total: Episodes recorded so far, interrupted ones included, forgotten ones too.
-        total_interrupted: How many of them were interrupted.
-    """
-
-    def __init__(self, maxlen: int | None = 1000) -> None:
-        self._records: deque[EpisodeRecord] = deque(maxlen=maxlen)
-        self.total = 0
-        self.total_interrupted = 0
-
-    @property
-    def maxlen(self) -> int | None:
-        """How many records are kept."""
-        return self._records.maxlen
-
-    def append(self, record: EpisodeRecord) -> None:
-        """Add one record; the oldest one goes when the log is full."""
-        self._records.append(record)
-        self.total += 1
-        self.total_interrupted += record.interrupted
-
-    @property
-    def completed(self) -> list[EpisodeRecord]:
-        """The kept records of episodes that ended by themselves."""
-        return [record for record in self._records if not record.interrupted]
-
-    @property
-    def interrupted(self) -> list[EpisodeRecord]:
-        """The kept records of episodes that were cut off."""
-        return [record for record in self._records if record.interrupted]
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Return the kept records as dicts, ready for ``pandas.DataFrame``."""
-        return [record.to_dict() for record in self._records]
-
-    @overload
-    def __getitem__(self, index: int) -> EpisodeRecord: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[EpisodeRecord]: ...
-    def __getitem__(self, index: int | slice) -> EpisodeRecord | list[EpisodeRecord]:
-        if isinstance(index, slice):
-            return list(self._records)[index]
-        return self._records[index]
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __repr__(self) -> str:
-        counts = f"total={self.total}, interrupted={self.total_interrupted}"
-        return f"EpisodeLog(kept={len(self)}, {counts})"
-
-
 class LaneTable:
     """One row per lane: phase, episode, seed, and running sums.
 
@@ -184,16 +63,18 @@ class LaneTable:
         lengths: int64 ``(n,)``; steps of the current episode.
         returns: float64 ``(n,)``; sum of its rewards.
         begun_ns: int64 ``(n,)``; ``time.monotonic_ns()`` of its first observation.
+        is_cut: bool ``(n,)``; it was written up as over while its env goes on with it.
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
+        self.num_envs: int = num_envs
         self.ended: npt.NDArray[np.bool_] = np.ones(num_envs, dtype=np.bool_)
         self.episode_ids: list[str] = [""] * num_envs
         self.seeds: list[int | None] = [None] * num_envs
         self.lengths: npt.NDArray[np.int64] = np.zeros(num_envs, dtype=np.int64)
         self.returns: npt.NDArray[np.float64] = np.zeros(num_envs, dtype=np.float64)
         self.begun_ns: npt.NDArray[np.int64] = np.zeros(num_envs, dtype=np.int64)
+        self.is_cut: npt.NDArray[np.bool_] = np.zeros(num_envs, dtype=np.bool_)
 
     @property
     def phases(self) -> tuple[LanePhase, ...]:
@@ -228,6 +109,7 @@ class LaneTable:
             self.lengths[lane] = 0
             self.returns[lane] = 0.0
             self.begun_ns[lane] = now
+            self.is_cut[lane] = False
             begun.append(episode_id)
         return begun
 
@@ -284,36 +166,50 @@ class LaneTable:
         lane: int,
         *,
         endpoint: str,
+        env_id: str = "",
         terminated: bool = False,
         truncated: bool = False,
         interrupted: bool = False,
         final_info: dict[str, Any] | None = None,
+        index: int = 0,
+        env_time: float = 0.0,
+        policy_time: float = 0.0,
     ) -> EpisodeRecord:
         """Write up the lane's current episode; call it before ``begin`` starts the next one.
 
         Args:
             lane: Which lane.
             endpoint: Address that served it.
+            env_id: Id of its environment.
             terminated: Flag of its last step.
             truncated: Flag of its last step.
             interrupted: It did not end by itself.
             final_info: Info of its last step, owned by the record from now on.
+            index: Its place in a run's plan.
+            env_time: Seconds that a run waited for the env during it.
+            policy_time: Seconds that a run waited for the policy during it.
 
         Returns:
             The record; nothing in the table changes.
         """
         info = {} if final_info is None else final_info
+        duration = (time.monotonic_ns() - int(self.begun_ns[lane])) / 1e9
         return EpisodeRecord(
             episode_id=self.episode_ids[lane],
             lane=lane,
             endpoint=endpoint,
+            env_id=env_id,
             seed=self.seeds[lane],
             length=int(self.lengths[lane]),
             episode_return=float(self.returns[lane]),
             terminated=terminated,
             truncated=truncated,
             interrupted=interrupted,
-            duration=(time.monotonic_ns() - int(self.begun_ns[lane])) / 1e9,
             success=None if interrupted else success_of(info),
+            started_at=time.time() - duration,
+            duration=duration,
+            env_time=env_time,
+            policy_time=policy_time,
+            index=index,
             final_info=info,
         )

@@ -7,8 +7,11 @@ a dict of arrays whose first axis is the row, a ``Text`` space a tuple of string
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +33,7 @@ __all__ = [
     "PredictFrames",
     "ResolveOptions",
     "RouteNeeds",
+    "as_handler",
     "predict_frames",
 ]
 
@@ -84,11 +88,11 @@ class HeldState:
 
     Attributes:
         episodes: Episodes with state.
-        nbytes: Size of that state in bytes; None when it is not known.
+        bytes: Size of that state; None when it is not known.
     """
 
     episodes: int
-    nbytes: int | None = None
+    bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -329,9 +333,25 @@ class CallableHandler(ModelHandler):
     Args:
         function: Takes the batched observation in vector form and returns a batch of actions.
             Returning :class:`PredictFrames` gives chunks.
+
+    Raises:
+        ConfigurationError: Not a function, or one whose calls return no actions: a class, an
+            ``async def``, a generator.
     """
 
     def __init__(self, function: Any) -> None:
+        if isinstance(function, type):
+            message = f"expected a handler, got the class {function.__name__}; make an instance"
+            raise ConfigurationError(message)
+        if not callable(function):
+            message = (
+                f"expected a ModelHandler or a function of the observation, got {function!r}; "
+                "subclass ModelHandler and override predict"
+            )
+            raise ConfigurationError(message)
+        _refuse_async(function, getattr(function, "__name__", repr(function)))
+        if not inspect.isroutine(function):
+            _refuse_async(getattr(function, "__call__", None), f"{function!r}.__call__")  # noqa: B004
         self.function = function
 
     def predict(self, observation: ModelObservation) -> Any:
@@ -345,6 +365,38 @@ class CallableHandler(ModelHandler):
 
     def __repr__(self) -> str:
         return f"CallableHandler({self.function!r})"
+
+
+def as_handler(model: object) -> ModelHandler:
+    """Return a model as a handler: a :class:`ModelHandler` itself, a function in a handler.
+
+    Raises:
+        ConfigurationError: It is neither, overrides no predict, or is asynchronous.
+    """
+    if not isinstance(model, ModelHandler):
+        return CallableHandler(model)
+    kind = type(model)
+    if (
+        kind.predict is ModelHandler.predict
+        and kind.predict_chunked is ModelHandler.predict_chunked
+    ):
+        message = f"{kind.__name__} overrides neither predict nor predict_chunked"
+        raise ConfigurationError(message)
+    for name in ("predict", "predict_chunked", "predict_grouped", "reset_adapter"):
+        _refuse_async(getattr(model, name), f"{kind.__name__}.{name}")
+    return model
+
+
+def _refuse_async(function: object, name: str) -> None:
+    cure = ""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        cure = "write a plain def; it may run asyncio.run inside"
+    elif inspect.isgeneratorfunction(function):
+        cure = "return the actions instead of yielding them"
+    if cure:
+        kind = "a generator" if inspect.isgeneratorfunction(function) else "an async def"
+        message = f"{name} is {kind}, which returns no actions when it is called; {cure}"
+        raise ConfigurationError(message)
 
 
 def predict_frames(handler: ModelHandler, observation: ModelObservation) -> PredictFrames:
@@ -365,9 +417,12 @@ def predict_frames(handler: ModelHandler, observation: ModelObservation) -> Pred
         return actions if isinstance(actions, PredictFrames) else PredictFrames(actions)
     frames = handler.predict_chunked(observation)
     if not isinstance(frames, PredictFrames):
+        if inspect.iscoroutine(frames):
+            frames.close()  # Else Python complains of one that nobody awaited.
         message = (
-            f"{type(handler).__name__}.predict_chunked returned {type(frames).__name__}, "
-            "expected PredictFrames"
+            f"{type(handler).__name__}.predict_chunked returned {type(frames).__name__}, expected "
+            "PredictFrames; of a chunk of shape (rows, steps, ...) make "
+            "PredictFrames(chunk[:, 0], [chunk[:, j] for j in range(1, chunk.shape[1])])"
         )
         raise TypeError(message)
     return frames

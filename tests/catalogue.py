@@ -128,7 +128,6 @@ _UNSUPPORTED: dict[str, spaces.Space[Any]] = {
     "sequence": spaces.Sequence(spaces.Discrete(2)),
     "one_of": spaces.OneOf((spaces.Discrete(2), spaces.Discrete(3))),
     "custom": _CustomSpace(),
-    "multi_discrete_start": spaces.MultiDiscrete([2, 3], start=[1, 0]),
     "longdouble": _box(-1.0, 1.0, (2,), np.longdouble),
     "text_no_characters": spaces.Text(3, min_length=0, charset=""),
     "int_key": spaces.Dict({1: spaces.Discrete(2)}),  # type: ignore[dict-item]

@@ -154,7 +154,7 @@ def service_of(handler: ModelHandler, *, max_adapters: int = 1024) -> Iterator[M
         yield service
     finally:
         service.drain()
-        service.close(TIMEOUT)
+        service.close(handler.on_close, TIMEOUT)
 
 
 def exchange(service: ModelService, *requests: pb.JoinRequest) -> list[pb.JoinResponse]:

@@ -5,7 +5,8 @@ import uuid
 import numpy as np
 import pytest
 
-from rlmesh_gym.lanes import EpisodeLog, LanePhase, LaneTable, mint_episode_id, success_of
+from rlmesh_gym.episodes import EpisodeLog, wilson_interval
+from rlmesh_gym.lanes import LanePhase, LaneTable, mint_episode_id
 
 
 def flags(*values: bool) -> np.ndarray:
@@ -68,13 +69,19 @@ def test_record_and_log() -> None:
         table.advance(None, np.array([2.5]), flags(True), flags(False))
         log.append(
             table.record(
-                0, endpoint="tcp://h:1", terminated=True, final_info={"is_success": number == 2}
+                0,
+                endpoint="tcp://h:1",
+                env_id="Env-v0",
+                terminated=True,
+                final_info={"is_success": number == 2},
             )
         )
     table.begin([0])
     log.append(table.record(0, endpoint="tcp://h:1", interrupted=True))
     assert (log.total, log.total_interrupted, len(log), log.maxlen) == (4, 1, 2, 2)
     assert log[0].seed == 2
+    assert log[0].env_id == "Env-v0"
+    assert log[0].end == "terminated"
     assert log[0].success is True
     assert log[0].episode_return == 2.5
     assert log[1].interrupted
@@ -82,26 +89,13 @@ def test_record_and_log() -> None:
     assert [record.seed for record in log[:1]] == [2]
     assert log.completed == [log[0]]
     assert log.interrupted == [log[1]]
+    assert (log.statistics.completed, log.statistics.interrupted) == (1, 1)
+    assert log.statistics.success_rate == 1.0
+    assert log.statistics.success_interval == wilson_interval(1, 1)
     row = log.to_dicts()[0]
     assert list(row) == list(log[0].__dataclass_fields__)
     row["final_info"]["is_success"] = False
     assert log[0].final_info == {"is_success": True}
-
-
-@pytest.mark.parametrize(
-    ("info", "expected"),
-    [
-        ({}, None),
-        ({"is_success": True}, True),
-        ({"success": 0.0}, False),
-        ({"is_success": np.bool_(False), "success": True}, False),
-        ({"success": np.array([1])}, True),
-        ({"success": "yes"}, None),
-        ({"is_success": None, "success": 1}, True),
-    ],
-)
-def test_success(info: dict[str, object], expected: bool | None) -> None:
-    assert success_of(info) is expected
 
 
 def test_count_is_a_step_without_an_end() -> None:

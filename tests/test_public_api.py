@@ -1,5 +1,6 @@
 """What a user may import, and what importing costs."""
 
+import inspect
 import subprocess
 import sys
 
@@ -18,6 +19,43 @@ def test_all_names_resolve() -> None:
 
 def test_lazy_names_are_the_public_ones() -> None:
     assert set(rg._HOME) == set(rg.__all__) - {"__version__", "errors"}
+
+
+def test_submodules_need_no_import_of_their_own() -> None:
+    script = (
+        "import rlmesh_gym as rg\n"
+        "for name in rg._MODULES: assert getattr(rg, name).__name__ == f'rlmesh_gym.{name}', name\n"
+        "print(rg.runtime.RuntimeReport.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "RuntimeReport"
+
+
+def test_names_stand_where_a_user_looks() -> None:
+    events = set(rg.runtime.events.__all__)
+    assert events <= set(rg.__all__)
+    assert events <= set(rg.runtime.__all__)
+    for name in events:
+        assert getattr(rg, name) is getattr(rg.runtime.events, name)
+        assert getattr(rg.runtime, name) is getattr(rg, name)
+    assert rg.EpisodeSummary is rg.EpisodeRecord is rg.runtime.EpisodeSummary
+    for name in ("ModelRoute", "HistoryFrame", "EpisodeLog", "ConformanceWarning"):
+        assert name in rg.__all__
+
+
+def test_environments_can_be_looked_over() -> None:
+    with rg.RemoteVectorEnv(env_id="CartPole-v1", num_envs=2) as envs:
+        assert not hasattr(envs, "np_random")
+        with pytest.raises(rg.errors.UnsupportedCallError, match="live at the endpoints"):
+            envs.np_random  # noqa: B018
+        names = {name for name, _ in inspect.getmembers(envs)}
+        assert {"episodes", "lane_phases", "step"} <= names
+    assert inspect.getmembers(envs)
+    env = rg.RemoteEnv(env_id="CartPole-v1")
+    env.close()
+    assert inspect.getmembers(env)
 
 
 def test_unknown_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +11,18 @@ import gymnasium as gym
 import numpy as np
 
 from rlmesh_gym.cli.exit_codes import EXIT_DONE
-from rlmesh_gym.cli.options import (
-    add_connection_options,
-    client_timeouts,
-    client_tls,
-    positive_int,
-)
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
 from rlmesh_gym.env import RemoteVectorEnv
 from rlmesh_gym.rpc import EnvSession
-from rlmesh_gym.runtime.report.tables import format_duration, text_table
+from rlmesh_gym.runtime.report.formatting import format_duration, text_table
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
 __all__ = ["configure", "execute"]
+
+logger = logging.getLogger(__name__)
 
 _WARM_UP = 20
 _ACTIONS = 64  # Batches sampled beforehand, so that sampling is not measured.
@@ -66,11 +64,7 @@ def execute(options: argparse.Namespace) -> int:
         envs = RemoteVectorEnv(env_id=env_id, num_envs=options.num_envs)
         name = f"remote, {options.num_envs} lanes in a child process"
     else:
-        how: dict[str, Any] = {
-            "token": options.token,
-            "tls": client_tls(options),
-            "timeouts": client_timeouts(options),
-        }
+        how = connection_arguments(options)
         with EnvSession.open(options.address, **how) as session:
             env_id = options.env_id or session.contract.env_id
         envs = RemoteVectorEnv(options.address, **how)
@@ -110,7 +104,8 @@ def execute(options: argparse.Namespace) -> int:
 def _local(env_id: str, num_envs: int, kind: str) -> gym.vector.VectorEnv[Any, Any, Any] | None:
     try:
         return gym.make_vec(env_id, num_envs=num_envs, vectorization_mode=kind)
-    except Exception:
+    except Exception:  # Whatever the environment raises, it is not there to compare with.
+        logger.debug("%s cannot be made here", env_id, exc_info=True)
         return None
 
 

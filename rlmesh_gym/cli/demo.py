@@ -10,16 +10,15 @@ import numpy as np
 from tqdm import tqdm
 
 import rlmesh_gym  # noqa: F401 - registers the id
-from rlmesh_gym.cli.demo_learner import PPO, Rollout
+from rlmesh_gym.cli.demo_learner import PPO
 from rlmesh_gym.cli.exit_codes import EXIT_DONE, EXIT_FAILED
 from rlmesh_gym.cli.options import positive_int
-from rlmesh_gym.runtime.report.tables import format_number, text_table
+from rlmesh_gym.episodes import EpisodeStatistics
+from rlmesh_gym.runtime.report.episode_table import episodes_text
+from rlmesh_gym.runtime.report.formatting import format_number
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-
-    from rlmesh_gym.lanes import EpisodeRecord
 
 __all__ = ["configure", "execute"]
 
@@ -62,8 +61,8 @@ def execute(options: argparse.Namespace) -> int:
         before = _evaluate(envs, learner, seed=options.seed + 1000)
         steps = _train(envs, learner, options.seed, options.updates, began)
         after = _evaluate(envs, learner, seed=options.seed + 2000)
-        remote: Any = envs.unwrapped
-        print(f"\nthe last episodes\n{_episode_table(remote.episodes.completed)}")
+        episodes: Any = envs.unwrapped.episodes  # type: ignore[attr-defined]
+        print(f"\n{episodes_text(episodes.completed, limit=10)}")
     finally:
         envs.close()
     seconds = time.perf_counter() - began
@@ -81,34 +80,21 @@ def _train(envs: Any, learner: PPO, seed: int, updates: int, began: float) -> in
     """Learn until solved, until ``updates`` are done, or until time is up; return the steps."""
     observations = envs.reset(seed=seed)[0] / _SCALE
     ended = np.zeros(_NUM_ENVS, dtype=np.bool_)
-    returns = np.zeros(_NUM_ENVS)
-    finished: list[float] = []
-    progress = tqdm(total=updates, desc="learning", unit="update", dynamic_ncols=True)
-    with progress:
+    with tqdm(total=updates, desc="learning", unit="update", dynamic_ncols=True) as progress:
         for update in range(updates):
-            rollout = Rollout()
+            rollout = []
             for _ in range(_ROLLOUT_STEPS):
-                actions, log_probabilities, values = learner.act(observations)
-                following, rewards, terminations, truncations, _ = envs.step(actions)
-                rollout.observations.append(observations)
-                rollout.actions.append(actions)
-                rollout.log_probabilities.append(log_probabilities)
-                rollout.values.append(values)
-                rollout.rewards.append(rewards)
-                rollout.terminations.append(terminations)
-                rollout.truncations.append(truncations)
+                chosen = learner.act(observations)
+                following, *outcome, _ = envs.step(chosen[0])
                 # After an episode's end the lane's next step is its reset.
-                rollout.is_real.append(~ended)
-                returns += rewards
-                ended = terminations | truncations
-                finished += returns[ended].tolist()
-                returns[ended] = 0.0
+                rollout.append((observations, *chosen, *outcome, ~ended))
+                ended = outcome[1] | outcome[2]
                 observations = following / _SCALE
             learner.update(rollout, observations, update / updates)
-            recent = float(np.mean(finished[-_RECENT:])) if finished else 0.0
-            progress.set_postfix_str(f"mean return {recent:.0f}")
+            recent = EpisodeStatistics.of(envs.unwrapped.episodes.completed[-_RECENT:])
+            progress.set_postfix_str(f"mean return {recent.returns.mean:.0f}")
             progress.update()
-            if recent >= _SOLVED and len(finished) >= _RECENT:
+            if recent.completed == _RECENT and recent.returns.mean >= _SOLVED:
                 break
             if time.perf_counter() - began > _TIME_LIMIT:
                 break
@@ -126,22 +112,3 @@ def _evaluate(envs: Any, learner: PPO, seed: int) -> float:
         returns += rewards * running
         running &= ~(terminations | truncations)
     return float(returns.mean())
-
-
-def _episode_table(episodes: Sequence[EpisodeRecord]) -> str:
-    last = episodes[-10:]
-    return text_table(
-        ("episode", "lane", "return", "length", "end", "seconds"),
-        [
-            (
-                f"…{episode.episode_id[-12:]}",
-                str(episode.lane),
-                format_number(episode.episode_return),
-                str(episode.length),
-                "terminated" if episode.terminated else "truncated",
-                f"{episode.duration:.2f}",
-            )
-            for episode in last
-        ],
-        left=(0, 4),
-    )

@@ -71,20 +71,21 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def build_handler(found: Any, arguments: dict[str, Any]) -> Any:
-    """Make what ``ModelServer`` takes of a handler, a function, a class or a factory.
+    """Make what ``ModelServer`` takes of a handler, a policy, a class or a factory.
 
-    What can be called without an observation (a class, a function without required parameters,
-    anything once ``arguments`` are given) is called with them; the rest is served as it is.
+    A class, and a function that needs no arguments, are called for what they return; so is
+    whatever comes with ``arguments``. All else that can be called is a policy: functions of an
+    observation, decorated ones (``*args``), and objects such as modules and compiled functions.
 
     Raises:
         ConfigurationError: It cannot be called like that, or fails.
     """
-    is_instance = isinstance(found, ModelHandler)
-    is_class = inspect.isclass(found)
-    if is_instance or not (is_class or arguments or _needs_nothing(found)):
+    if isinstance(found, ModelHandler):
         if arguments:
             message = "--kwargs are for a class or a factory, and this is a ready handler"
             raise ConfigurationError(message)
+        return found
+    if not (arguments or inspect.isclass(found) or _is_factory(found)):
         return found
     try:
         return found(**arguments)
@@ -94,12 +95,16 @@ def build_handler(found: Any, arguments: dict[str, Any]) -> Any:
         raise ConfigurationError(message) from error
 
 
-def _needs_nothing(found: Any) -> bool:
-    """Whether it can be called without arguments, so that it is a factory and no policy."""
-    if not callable(found):
+def _is_factory(found: Any) -> bool:
+    """Whether it is a function that takes nothing, or only what has a default."""
+    if not (inspect.isroutine(found) or isinstance(found, functools.partial)):
         return False
     try:
-        inspect.signature(found).bind()
-    except (TypeError, ValueError):
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):  # A built-in one that does not tell.
         return False
-    return True
+    return all(
+        parameter.kind is not parameter.VAR_POSITIONAL
+        and (parameter.default is not parameter.empty or parameter.kind is parameter.VAR_KEYWORD)
+        for parameter in parameters
+    )

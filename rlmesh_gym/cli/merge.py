@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.exit_codes import EXIT_DONE
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.runtime.report.formatting import text_table
 from rlmesh_gym.runtime.report.report_files import write_report
 from rlmesh_gym.runtime.report.shards import merge_episodes, merged_report
-from rlmesh_gym.runtime.report.tables import report_text, text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -42,8 +42,9 @@ def execute(options: argparse.Namespace) -> int:
     """Read, join, write, and say what was found."""
     target = Path(options.out)
     if (target / "episodes.jsonl").exists():
-        message = f"{target} holds a report already; name a new directory after --out"
-        raise ConfigurationError(message)
+        raise ConfigurationError(
+            f"{target} holds a report already; name a new directory after --out"
+        )
     merged = merge_episodes(options.sources)
     report = merged_report(options.sources, merged)
     write_report(report, target)
@@ -61,5 +62,5 @@ def execute(options: argparse.Namespace) -> int:
         print(f"{len(merged.conflicts):,} duplicates differ in content; the first one was kept")
     if merged.damaged:
         print(f"{merged.damaged:,} unreadable lines were passed over")
-    print(f"\n{report_text(report)}\n\nwritten to {target}")
+    print(f"\n{report}\n\nwritten to {target}")
     return EXIT_DONE

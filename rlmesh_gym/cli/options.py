@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 __all__ = [
     "add_connection_options",
     "add_server_options",
+    "connection_arguments",
     "keyword_arguments",
     "positive_int",
+    "server_tls",
 ]
 
 _TOKEN_HELP = "better given as RLMESH_GYM_TOKEN, since others see a command line"  # noqa: S105
@@ -28,8 +30,7 @@ def positive_int(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        message = f"must be a whole number of at least 1, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return number
 
 
@@ -39,8 +40,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not number > 0:
-        message = f"must be seconds above 0, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"must be seconds above 0, got {text!r}")
     return number
 
 
@@ -85,18 +85,18 @@ def server_tls(options: argparse.Namespace) -> dict[str, str] | None:
     return {name: path for name, path in given.items() if path is not None} or None
 
 
-def client_tls(options: argparse.Namespace) -> dict[str, str] | bool | None:
-    """The ``tls=`` of a client from ``--tls``."""
-    chosen: str | bool | None = options.tls
-    return {"root_certificates": chosen} if isinstance(chosen, str) else chosen
+def connection_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """The ``token=``, ``tls=`` and ``timeouts=`` of a client from its three options.
 
-
-def client_timeouts(options: argparse.Namespace) -> dict[str, float] | None:
-    """The ``timeouts=`` of a client from ``--timeout``, which also bounds the connecting."""
-    if options.timeout is None:
-        return None
-    names = ("connect", "reset", "step", "render", "predict", "resolve")
-    return dict.fromkeys(names, options.timeout)
+    ``--timeout`` bounds each call, the connecting too.
+    """
+    tls, timeouts = options.tls, None
+    if isinstance(tls, str):
+        tls = {"root_certificates": tls}
+    if options.timeout is not None:
+        names = ("connect", "reset", "step", "render", "predict", "resolve")
+        timeouts = dict.fromkeys(names, options.timeout)
+    return {"token": options.token, "tls": tls, "timeouts": timeouts}
 
 
 def keyword_arguments(texts: Sequence[str]) -> dict[str, Any]:
@@ -113,13 +113,11 @@ def keyword_arguments(texts: Sequence[str]) -> dict[str, Any]:
             try:
                 result.update(json.loads(text))
             except ValueError as error:
-                message = f"{text!r} is no JSON object: {error}"
-                raise ConfigurationError(message) from error
+                raise ConfigurationError(f"{text!r} is not a JSON object: {error}") from error
             continue
         name, separator, value = text.partition("=")
         if not separator or not name.isidentifier():
-            message = f"expected name=value or a JSON object, got {text!r}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"expected name=value or a JSON object, got {text!r}")
         try:
             result[name] = json.loads(value)
         except ValueError:

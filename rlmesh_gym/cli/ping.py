@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING, Any
 from gymnasium import spaces
 
 from rlmesh_gym.cli.exit_codes import EXIT_DONE
-from rlmesh_gym.cli.options import (
-    add_connection_options,
-    client_timeouts,
-    client_tls,
-    positive_int,
-)
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
 from rlmesh_gym.errors import AuthenticationError, ProtocolError
+from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.rpc import EnvSession, ModelSession
-from rlmesh_gym.runtime.report.records import jsonable
-from rlmesh_gym.runtime.report.tables import format_duration, one_line
+from rlmesh_gym.runtime.report.formatting import fact_lines, format_duration, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -67,8 +62,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _open(options: argparse.Namespace) -> EnvSession | ModelSession:
-    how: dict[str, Any] = {"token": options.token, "tls": client_tls(options)}
-    how["timeouts"] = client_timeouts(options)
+    how = connection_arguments(options)
     try:
         return EnvSession.open(options.address, **how)
     except AuthenticationError:
@@ -146,8 +140,7 @@ def _table(facts: dict[str, Any]) -> str:
             f"{format_duration(trip['least'])} to {format_duration(trip['greatest'])})",
         ),
     ]
-    width = max(len(name) for name, _ in pairs)
-    return "\n".join(f"{one_line(name).ljust(width)}  {one_line(value)}" for name, value in pairs)
+    return fact_lines(pairs)
 
 
 def _space_pairs(name: str, tree: Any) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.exit_codes import (
     EXIT_DONE,
@@ -17,28 +17,20 @@ from rlmesh_gym.cli.exit_codes import (
     EXIT_INTERRUPTED,
     EXIT_MODEL_UNREACHABLE,
 )
-from rlmesh_gym.cli.options import (
-    add_connection_options,
-    client_timeouts,
-    client_tls,
-    positive_int,
-)
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
 from rlmesh_gym.cli.run_failure import explain
 from rlmesh_gym.cli.run_plan import RunPlan
 from rlmesh_gym.cli.signals import interrupt_cancels
 from rlmesh_gym.errors import ConfigurationError, Error, RemoteError
 from rlmesh_gym.rpc import EnvSession, ModelSession
-from rlmesh_gym.runtime.calls import Cancellation
+from rlmesh_gym.runtime.cancellation import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.ends.remote_env import RemoteRuntimeEnv
-from rlmesh_gym.runtime.ends.remote_model import RemoteRuntimeModel
 from rlmesh_gym.runtime.hooks.episode_recorder import EpisodeRecorder
 from rlmesh_gym.runtime.hooks.progress import ProgressBar
 from rlmesh_gym.runtime.hooks.video import VideoRecorder
 from rlmesh_gym.runtime.report.records import EPISODES_JSONL, EpisodeJournal, read_episodes
 from rlmesh_gym.runtime.report.report_files import read_report, write_report
 from rlmesh_gym.runtime.report.shards import joined_sessions
-from rlmesh_gym.runtime.report.tables import report_text, telemetry_text
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
 
 if TYPE_CHECKING:
@@ -78,8 +70,7 @@ def _shard(text: str) -> tuple[int, int]:
         shard = int(first), int(second)
         if 1 <= shard[0] <= shard[1]:
             return shard
-    message = f"must be I/N with I from 1 to N, got {text!r}"
-    raise argparse.ArgumentTypeError(message)
+    raise argparse.ArgumentTypeError(f"must be I/N with I from 1 to N, got {text!r}")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -138,11 +129,7 @@ def execute(options: argparse.Namespace) -> int:
     """Connect, play what is left, report."""
     directory = Path(options.report or options.resume)
     plan = _plan(options, directory)
-    how: dict[str, Any] = {
-        "token": options.token,
-        "tls": client_tls(options),
-        "timeouts": client_timeouts(options),
-    }
+    how = connection_arguments(options)
     with ExitStack() as stack:
         try:
             envs = tuple(
@@ -180,11 +167,10 @@ def _check_unused(directory: Path) -> None:
     journal = directory / EPISODES_JSONL
     # A run that failed before its first episode leaves nothing to keep.
     if journal.is_file() and read_episodes(journal).rows:
-        message = (
+        raise ConfigurationError(
             f"{directory} holds the episodes of an earlier run; go on with it by "
             f"--resume {directory}, or name a new directory"
         )
-        raise ConfigurationError(message)
 
 
 def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _Ends) -> int:
@@ -211,7 +197,7 @@ def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _En
         rows = (*journal.rows, *recorder.unwritten)
         report = joined_sessions(session, before, earlier, rows)
         report = dataclasses.replace(report, base_seed=plan.seed)
-        print(f"\n{report_text(report)}\n\n{telemetry_text(report.telemetry)}\n")
+        print(f"\n{report}\n\n{report.telemetry}\n")
         try:
             print(f"report: {write_report(report, directory, journal=journal)}")
         except ConfigurationError as unwritten:
@@ -232,11 +218,10 @@ def _check_same_env(rows: Sequence[Row], ends: _Ends, directory: Path) -> None:
     serves = ends.envs[0].contract.env_id
     played = {str(row.get("env_id")) for row in rows} - {serves}
     if played:
-        message = (
+        raise ConfigurationError(
             f"{directory} holds episodes of {', '.join(sorted(played))} and the endpoint serves "
             f"{serves}; name a new directory with --report"
         )
-        raise ConfigurationError(message)
 
 
 def _drive(
@@ -245,8 +230,8 @@ def _drive(
     """Play; return the report of this session, and the error that ended it."""
     driver = RuntimeDriver(
         spec,
-        [RemoteRuntimeEnv(session=env) for env in ends.envs],
-        RemoteRuntimeModel(session=ends.model),
+        list(ends.envs),
+        ends.model,
         hooks,
     )
     cancellation = Cancellation()
@@ -263,14 +248,7 @@ def _drive(
 def _spec(
     plan: RunPlan, remaining: Remaining, timeout: float | None, *, done: int
 ) -> RuntimeSessionSpec:
-    limits = RuntimeLimits()
-    if timeout is not None:
-        limits = RuntimeLimits(
-            env_reset_timeout=timeout,
-            env_step_timeout=timeout,
-            model_resolve_timeout=timeout,
-            model_predict_timeout=timeout,
-        )
+    limits = RuntimeLimits() if timeout is None else RuntimeLimits(*[timeout] * 4)
     is_first = remaining.seeds is not None or not done
     return RuntimeSessionSpec(
         max_episodes=len(remaining.indices),

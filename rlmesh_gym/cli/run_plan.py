@@ -78,20 +78,19 @@ class RunPlan:
         if earlier is not None:
             for name in ("seed", "shard"):
                 if name in said and said[name] != known[name]:
-                    message = (
+                    raise ConfigurationError(
                         f"--{name} cannot change in a resumed run: it was {known[name]}, "
                         f"now {said[name]}; leave it out, or begin anew with --report"
                     )
-                    raise ConfigurationError(message)
         merged = {**known, **said}
         for name in ("env", "model"):
             if not merged.get(name):
-                message = f"--{name} ADDRESS is missing"
-                raise ConfigurationError(message)
+                raise ConfigurationError(f"--{name} ADDRESS is missing")
         plan = cls(**merged)
         if plan.shard[1] > 1 and plan.seed is None:
-            message = "--shard needs --seed, or all shards would play the same unseeded episodes"
-            raise ConfigurationError(message)
+            raise ConfigurationError(
+                "--shard needs --seed, or all shards would play the same unseeded episodes"
+            )
         plan.check()
         return plan
 
@@ -108,11 +107,10 @@ class RunPlan:
             execution_horizon=self.horizon,
         ).validate()
         if len(self._part) > _MOST_EPISODES:
-            message = (
+            raise ConfigurationError(
                 f"{len(self._part):,} episodes are more than one run keeps, {_MOST_EPISODES:,}; "
                 "play parts of them with --shard"
             )
-            raise ConfigurationError(message)
 
     @property
     def _part(self) -> range:
@@ -141,8 +139,7 @@ class RunPlan:
         try:
             path.write_text(json.dumps(dataclasses.asdict(self), indent=1), encoding="utf-8")
         except OSError as error:
-            message = f"cannot write {path}: {error.strerror or error}"
-            raise ConfigurationError(message) from error
+            raise ConfigurationError(f"cannot write {path}: {error.strerror or error}") from error
 
     @classmethod
     def load(cls, directory: Path) -> RunPlan:
@@ -158,8 +155,10 @@ class RunPlan:
             data["shard"] = tuple(data["shard"])
             return cls(**data)
         except FileNotFoundError:
-            message = f"{directory} holds no run to resume; begin one with --report {directory}"
-            raise ConfigurationError(message) from None
+            raise ConfigurationError(
+                f"{directory} holds no run to resume; begin one with --report {directory}"
+            ) from None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            message = f"{path} cannot be read as the plan of a run: {error}"
-            raise ConfigurationError(message) from error
+            raise ConfigurationError(
+                f"{path} cannot be read as the plan of a run: {error}"
+            ) from error

@@ -16,14 +16,15 @@ from rlmesh_gym.cli.options import (
     positive_int,
     server_tls,
 )
-from rlmesh_gym.cli.signals import terminate_as_interrupt, wait_or_interrupt
+from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
+from rlmesh_gym.server.env.making import make_envs
 
 if TYPE_CHECKING:
     import argparse
 
-    AnyEnv = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | list[gym.Env[Any, Any]]
+    from rlmesh_gym.server.env.making import Made
 
 __all__ = ["MODES", "build_env", "configure", "execute"]
 
@@ -82,6 +83,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="clients at a time, each with environments of its own (default: 1)",
     )
     parser.add_argument(
+        "--overlap",
+        action="store_true",
+        help="let lanes and clients be at work at the same time, for environments that are safe to "
+        "run on several threads of one process (default: one after the other)",
+    )
+    parser.add_argument(
         "--dedicated-thread",
         action="store_true",
         help="call the environment from one thread only, as OpenGL wants it",
@@ -106,18 +113,10 @@ def execute(options: argparse.Namespace) -> int:
         max_sessions=options.max_sessions,
         token=options.token,
         tls=server_tls(options),
+        overlap=options.overlap,
         dedicated_thread=options.dedicated_thread,
     )
-    with terminate_as_interrupt():
-        try:
-            address = server.start()
-            print(f"serving {_what(options)} at {address} (Ctrl-C ends it)", flush=True)
-            if wait_or_interrupt(server.wait):
-                print("stopping", flush=True)
-        except KeyboardInterrupt:
-            print("stopping", flush=True)
-        finally:
-            server.stop()
+    serve_until_interrupted(server, _what(options))
     return EXIT_DONE
 
 
@@ -140,7 +139,7 @@ def build_env(
     processes: bool = False,
     render_mode: str | None = None,
     env_kwargs: dict[str, Any] | None = None,
-) -> AnyEnv:
+) -> Made:
     """Make what ``EnvServer`` is to serve.
 
     Args:
@@ -157,20 +156,15 @@ def build_env(
     """
     if ":" in env_id:
         find_in_working_directory()
-    arguments = dict(env_kwargs or {})
-    if render_mode is not None:
-        arguments["render_mode"] = render_mode
+    options = {} if render_mode is None else {"render_mode": render_mode}
     try:
-        if num_envs is None:
-            return gym.make(env_id, **arguments)
-        if mode is None:
-            return [gym.make(env_id, **arguments) for _ in range(num_envs)]
-        return gym.make_vec(
+        return make_envs(
             env_id,
             num_envs=num_envs,
-            vectorization_mode="async" if processes else "sync",
-            vector_kwargs={"autoreset_mode": mode},
-            **arguments,
+            autoreset_mode=mode,
+            processes=processes,
+            env_kwargs=env_kwargs,
+            **options,
         )
     except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
         message = f"{error} An environment of your own needs the module that registers it"

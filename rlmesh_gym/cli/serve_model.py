@@ -11,7 +11,7 @@ from rlmesh_gym.cli.options import (
     keyword_arguments,
     server_tls,
 )
-from rlmesh_gym.cli.signals import terminate_as_interrupt, wait_or_interrupt
+from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.server import ModelServer
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["configure", "execute"]
 
 _EPILOG = """\
-The object may be a ModelHandler, a class of one, a function of the batched observation that returns
-the batched actions, or a factory: anything that can be called without an observation and returns
-one of these.
+The object may be a ModelHandler, a class of one, a policy (a function of the batched observation
+that returns the batched actions, or any object that can be called so, such as a torch module), or a
+factory: a function that needs no arguments, or those of --kwargs, and returns one of these.
 
   rlmesh-gym serve-model my_policy:act --address 127.0.0.1:6000
   rlmesh-gym serve-model policies/act.py:make --kwargs checkpoint=last.npz
@@ -47,13 +47,5 @@ def execute(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     handler = build_handler(load_object(options.object), keyword_arguments(options.kwargs))
     server = ModelServer(handler, options.address, token=options.token, tls=server_tls(options))
-    with terminate_as_interrupt():
-        try:
-            print(f"serving {options.object} at {server.start()} (Ctrl-C ends it)", flush=True)
-            if wait_or_interrupt(server.wait):
-                print("stopping", flush=True)
-        except KeyboardInterrupt:
-            print("stopping", flush=True)
-        finally:
-            server.stop()
+    serve_until_interrupted(server, options.object)
     return EXIT_DONE

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["interrupt_cancels", "terminate_as_interrupt", "wait_or_interrupt"]
+    from rlmesh_gym.server import EnvServer, ModelServer
+
+__all__ = [
+    "interrupt_cancels",
+    "serve_until_interrupted",
+    "terminate_as_interrupt",
+    "wait_or_interrupt",
+]
 
 _STOP = b"\0"  # No signal has this number.
 _SUCCESSION = 0.5  # Seconds.
@@ -50,6 +57,19 @@ def wait_or_interrupt(wait: Callable[[], object]) -> bool:
     with interrupt_cancels(ending, second_interrupts=False):
         ending.event.wait()
     return ending.reason is not None
+
+
+def serve_until_interrupted(server: EnvServer | ModelServer, what: str) -> None:
+    """Serve, say where, and stop at a client's wish, Ctrl-C or SIGTERM."""
+    with terminate_as_interrupt():
+        try:
+            print(f"serving {what} at {server.start()} (Ctrl-C ends it)", flush=True)
+            if wait_or_interrupt(server.wait):
+                print("stopping", flush=True)
+        except KeyboardInterrupt:
+            print("stopping", flush=True)
+        finally:
+            server.stop()
 
 
 @contextmanager

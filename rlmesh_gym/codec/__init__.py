@@ -1,10 +1,11 @@
-"""Gymnasium spaces, values and metadata to the messages of the wire and back; no I/O, no state.
+"""What passes between the ends, in Gymnasium's form and on the wire; no I/O, no state.
 
 Whatever a message holds, reading it gives a value or a ``CodecError`` with the path to the fault.
 """
 
 from __future__ import annotations
 
+from rlmesh_gym.codec.autoreset import as_autoreset_mode, find_autoreset_mode
 from rlmesh_gym.codec.contract import (
     EnvContract,
     EnvSpec,
@@ -12,21 +13,25 @@ from rlmesh_gym.codec.contract import (
     decode_env_spec,
     encode_contract,
     encode_env_spec,
+    plain_spec,
     split_metadata,
+    without_unsupported,
 )
-from rlmesh_gym.codec.lane_info import is_mask, lane_info
+from rlmesh_gym.codec.frames import as_frame, as_rgb, decode_png, encode_png
+from rlmesh_gym.codec.lane_infos import final_info, lane_info
 from rlmesh_gym.codec.metadata import (
     decode_meta_map,
-    decode_meta_value,
     encode_meta_map,
     encode_meta_value,
 )
 from rlmesh_gym.codec.spaces.dtypes import DTYPES, decode_dtype, encode_dtype
 from rlmesh_gym.codec.spaces.limits import MAX_MESSAGE_BYTES
-from rlmesh_gym.codec.spaces.space_codec import Leaves, SpaceCodec
+from rlmesh_gym.codec.spaces.members import filler_action, same_space
+from rlmesh_gym.codec.spaces.space_codec import Leaves, LeavesValue, SpaceCodec
 from rlmesh_gym.codec.spaces.space_decoding import decode_space
 from rlmesh_gym.codec.spaces.space_encoding import encode_space
 from rlmesh_gym.codec.spaces.text import UnrestrictedText
+from rlmesh_gym.codec.vector_infos import add_info, join_infos, one_dict
 
 __all__ = [
     "DTYPES",
@@ -34,21 +39,34 @@ __all__ = [
     "EnvContract",
     "EnvSpec",
     "Leaves",
+    "LeavesValue",
     "SpaceCodec",
     "UnrestrictedText",
+    "add_info",
+    "as_autoreset_mode",
+    "as_frame",
+    "as_rgb",
     "decode_contract",
     "decode_dtype",
     "decode_env_spec",
     "decode_meta_map",
-    "decode_meta_value",
+    "decode_png",
     "decode_space",
     "encode_contract",
     "encode_dtype",
     "encode_env_spec",
     "encode_meta_map",
     "encode_meta_value",
+    "encode_png",
     "encode_space",
-    "is_mask",
+    "filler_action",
+    "final_info",
+    "find_autoreset_mode",
+    "join_infos",
     "lane_info",
+    "one_dict",
+    "plain_spec",
+    "same_space",
     "split_metadata",
+    "without_unsupported",
 ]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym._proto.core.v1 import env_contract_pb2
+from rlmesh_gym.codec.autoreset import MODE_KEY, mode_named
 from rlmesh_gym.codec.metadata import decode_meta_map, encode_meta_map, encode_meta_value
 from rlmesh_gym.codec.spaces.limits import MAX_MESSAGE_BYTES
 from rlmesh_gym.codec.spaces.space_decoding import decode_space
-from rlmesh_gym.codec.spaces.space_encoding import encode_space
+from rlmesh_gym.codec.spaces.space_encoding import encode_space, plain_integers
 from rlmesh_gym.errors import CodecError
 
 if TYPE_CHECKING:
@@ -26,7 +28,9 @@ __all__ = [
     "decode_env_spec",
     "encode_contract",
     "encode_env_spec",
+    "plain_spec",
     "split_metadata",
+    "without_unsupported",
 ]
 
 _WIRE_MODES = {
@@ -37,8 +41,6 @@ _WIRE_MODES = {
 _MODES: dict[int, AutoresetMode] = {number: mode for mode, number in _WIRE_MODES.items()}
 _ID_BYTES = 38
 """What the episode id of one lane takes in a request; none has fewer than that."""
-
-_MODE_KEY = "autoreset_mode"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,16 @@ def split_metadata(metadata: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[An
         else:
             left_out[key] = fault
     return kept, left_out
+
+
+def without_unsupported(contract: EnvContract) -> EnvContract:
+    """Return the contract without metadata entries that have no wire form, warning of each."""
+    kept, left_out = split_metadata(contract.metadata)
+    for key, reason in left_out.items():
+        warnings.warn(
+            f"metadata[{key!r}] is not sent to clients: {reason}", UserWarning, stacklevel=2
+        )
+    return replace(contract, metadata=kept) if left_out else contract
 
 
 def _fault(value: Any) -> str | None:
@@ -195,9 +207,9 @@ def decode_contract(message: env_contract_pb2.EnvContract) -> EnvContract:
         detail = f"{num_envs} lanes of {row_bytes} bytes do not fit in one message"
         raise CodecError(detail, path="num_envs")
     metadata = spec.metadata
-    mode = _decode_mode(message.autoreset_mode, metadata.get(_MODE_KEY))
-    if _MODE_KEY in metadata:
-        metadata[_MODE_KEY] = mode
+    mode = _decode_mode(message.autoreset_mode, metadata.get(MODE_KEY))
+    if MODE_KEY in metadata:
+        metadata[MODE_KEY] = mode
     return EnvContract(
         env_id=spec.env_id,
         single_observation_space=spec.single_observation_space,
@@ -209,13 +221,23 @@ def decode_contract(message: env_contract_pb2.EnvContract) -> EnvContract:
     )
 
 
+def plain_spec(spec: env_contract_pb2.EnvSpec) -> None:
+    """Change the spaces of a message into the form of the released package.
+
+    Raises:
+        UnsupportedSpaceError: A space has none.
+    """
+    for name in ("action_space", "observation_space"):
+        if spec.HasField(name):
+            plain_integers(getattr(spec, name), name)
+
+
 def _decode_mode(number: int, text: object) -> AutoresetMode:
     if number in _MODES:
         return _MODES[number]
     if number != env_contract_pb2.AUTORESET_MODE_UNSPECIFIED:
         raise CodecError(f"{number} is not an autoreset mode", path="autoreset_mode")
-    named = [mode for mode in AutoresetMode if mode.value == text]
-    return named[0] if named else AutoresetMode.DISABLED
+    return mode_named(text) or AutoresetMode.DISABLED
 
 
 def _unicode(text: str, path: str) -> str:

@@ -1,7 +1,9 @@
 """Python dicts of free form (infos, reset options, metadata) to ``MetaMap`` messages and back.
 
 What the wire has no kind for is written as the nearest plain value and comes back as that: tuples,
-arrays and sets as lists, numbers of any width as int or float, paths and dates as text.
+arrays and sets as lists, numbers of any width as int or float, paths and dates as text. That is how
+the released package does it, too. Between two ends of this one (``typed``) arrays, numpy scalars,
+tuples and sets come back as what they are; see :mod:`rlmesh_gym.codec.typed_values`.
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ import numpy as np
 from rlmesh_gym._proto.spaces.v1 import meta_pb2
 from rlmesh_gym.codec.spaces.cast import describe
 from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
+from rlmesh_gym.codec.typed_values import pack, unpack
 from rlmesh_gym.errors import CodecError
 
-__all__ = ["decode_meta_map", "decode_meta_value", "encode_meta_map", "encode_meta_value"]
+__all__ = ["decode_meta_map", "encode_meta_map", "encode_meta_value"]
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
-def encode_meta_map(mapping: Mapping[str, Any], path: str = "$") -> meta_pb2.MetaMap:
+def encode_meta_map(
+    mapping: Mapping[str, Any], path: str = "$", *, typed: bool = False
+) -> meta_pb2.MetaMap:
     """Write a mapping.
 
     Args:
@@ -35,6 +40,7 @@ def encode_meta_map(mapping: Mapping[str, Any], path: str = "$") -> meta_pb2.Met
             sets, numpy scalars and arrays of any rank, named tuples, dataclasses, enums, paths,
             dates, decimals, or objects with a ``tolist`` method.
         path: Prefix of the paths in errors.
+        typed: The peer knows the form of ``rlmesh_gym.arrays``.
 
     Returns:
         A new message that shares nothing with the mapping.
@@ -44,7 +50,7 @@ def encode_meta_map(mapping: Mapping[str, Any], path: str = "$") -> meta_pb2.Met
             text that is not Unicode, or nesting too deep (as in a mapping that holds itself).
     """
     message = meta_pb2.MetaMap()
-    _write_map(mapping, message, path, 0)
+    _write_map(pack(mapping) if typed else mapping, message, path, 0)
     return message
 
 
@@ -55,18 +61,26 @@ def encode_meta_value(value: Any, path: str = "$") -> meta_pb2.MetaValue:
     return message
 
 
-def decode_meta_map(message: meta_pb2.MetaMap, path: str = "$") -> dict[str, Any]:
+def decode_meta_map(
+    message: meta_pb2.MetaMap, path: str = "$", *, typed: bool = False
+) -> dict[str, Any]:
     """Read a map as a new dict, keys in alphabetical order (the wire keeps none).
 
+    Args:
+        message: Any message; nothing in it is trusted.
+        path: Where it stands, for errors.
+        typed: The peer knows the form of ``rlmesh_gym.arrays``.
+
     Raises:
-        CodecError: Nesting too deep.
+        CodecError: Nesting too deep, or a malformed array.
     """
-    return _read_map(message, path, 0)
-
-
-def decode_meta_value(message: meta_pb2.MetaValue, path: str = "$") -> Any:
-    """Read one value: None, bool, int, float, str, bytes, list or dict; see ``decode_meta_map``."""
-    return _read(message, path, 0)
+    plain = _read_map(message, path, 0)
+    if not typed:
+        return plain
+    values = unpack(plain)
+    if not isinstance(values, dict):
+        raise CodecError(f"expected a dict, got {describe(values)}", path=path)
+    return values
 
 
 # Writing. Each function fills a message in place: protobuf copies what is assigned.

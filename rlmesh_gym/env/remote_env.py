@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
+from rlmesh_gym.codec.reset_arguments import copy_options, expand_seeds
 from rlmesh_gym.env.drive.actions import ActionReader
-from rlmesh_gym.env.drive.reset_arguments import copy_options, expand_seeds
 from rlmesh_gym.env.open.connect import connect
 from rlmesh_gym.env.open.hidden_token import without_token
 from rlmesh_gym.env.open.sources import ConnectionOptions, EmbeddedSpec, find_sources
-from rlmesh_gym.env.reading.joining import lane_rows
+from rlmesh_gym.env.reading.infos import lane_rows
 from rlmesh_gym.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.env.drive.endpoint import Endpoint
-    from rlmesh_gym.env.drive.exchange import InfoRows
     from rlmesh_gym.env.drive.group import EndpointGroup
-    from rlmesh_gym.lanes import EpisodeLog, LanePhase
+    from rlmesh_gym.env.reading.infos import InfoRows
+    from rlmesh_gym.episodes import EpisodeLog
+    from rlmesh_gym.lanes import LanePhase
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
 __all__ = ["RemoteEnv"]
@@ -211,6 +212,11 @@ class RemoteEnv(gym.Env[Any, Any]):
     def lane_seeds(self) -> tuple[int | None, ...]:
         """Seed that began the episode, a tuple of one."""
         return tuple(self._connected().table.seeds)
+
+    @property
+    def lane_engine(self) -> EndpointGroup:
+        """What drives the lane, in leaves; a run over this object drives it too."""
+        return self._connected()
 
     @property
     def episodes(self) -> EpisodeLog:

@@ -8,20 +8,20 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlmesh_gym.env.autoreset import as_autoreset_mode
+from rlmesh_gym.codec import as_autoreset_mode
+from rlmesh_gym.codec.reset_arguments import expand_seeds, split_options, warn_of_mask
 from rlmesh_gym.env.drive.actions import ActionReader
 from rlmesh_gym.env.drive.recovery import Recovery
-from rlmesh_gym.env.drive.reset_arguments import expand_seeds, split_options
 from rlmesh_gym.env.open.connect import connect, step_limit
 from rlmesh_gym.env.open.hidden_token import without_token
 from rlmesh_gym.env.open.sources import ConnectionOptions, EmbeddedSpec, find_sources
 from rlmesh_gym.env.reading.attributes import lane_attribute, refuse_attribute
-from rlmesh_gym.env.reading.infos import BatchedInfos
-from rlmesh_gym.env.reading.joining import join, lane_rows
+from rlmesh_gym.env.reading.infos import vector_infos
 from rlmesh_gym.errors import (
     ClosedError,
     ConfigurationError,
     NoPendingCallError,
+    UnsupportedAttributeError,
     UnsupportedCallError,
 )
 
@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from rlmesh_gym.codec import EnvContract
+    from rlmesh_gym.codec.reset_arguments import Seeds
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
-    from rlmesh_gym.env.drive.exchange import InfoRows
-    from rlmesh_gym.env.drive.reset_arguments import Seeds
-    from rlmesh_gym.lanes import EpisodeLog, LanePhase
+    from rlmesh_gym.env.drive.group import EndpointGroup
+    from rlmesh_gym.env.reading.infos import InfoRows
+    from rlmesh_gym.episodes import EpisodeLog
+    from rlmesh_gym.lanes import LanePhase
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
     StepResult = tuple[
@@ -284,6 +286,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         group = self._group
         group.check_ready("reset")
         seeds = expand_seeds(seed, self.num_envs)
+        warn_of_mask(options)
         rest, mask = split_options(options, self.num_envs)
         group.start_reset(seeds, mask, rest, self._buffers)
         self._reset_seeds, self._reset_mask = seeds, mask
@@ -320,12 +323,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         return self._group.codec.unflatten(batch.leaves, self.num_envs)
 
     def _infos(self, parts: Sequence[tuple[Endpoint, InfoRows]]) -> dict[str, Any]:
-        infos: dict[str, Any] = {}
-        endpoint, first = parts[0]
-        if isinstance(first, BatchedInfos) and endpoint.num_envs == self.num_envs:
-            infos = first.arrays()
-        elif any(part is not None for _, part in parts):
-            infos = join(lane_rows(parts), self.num_envs, self._add_info)
+        infos = vector_infos(parts, self.num_envs)
         if self._ids_in_infos:
             infos["episode_id"] = np.array(self.episode_ids, dtype=object)
             infos["_episode_id"] = np.ones(self.num_envs, dtype=np.bool_)
@@ -354,6 +352,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         return tuple(self._group.table.seeds)
 
     @property
+    def lane_engine(self) -> EndpointGroup:
+        """What drives the lanes, in leaves; a run over this object drives it too."""
+        return self._group
+
+    @property
     def episodes(self) -> EpisodeLog:
         """Episodes that are over, oldest first, up to ``episodes_kept``."""
         return self._group.log
@@ -373,9 +376,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         """Not to be had: the lanes' generators live at the endpoints.
 
         Raises:
-            UnsupportedCallError: Always.
+            UnsupportedAttributeError: Always, so that ``hasattr`` is False.
         """
-        raise UnsupportedCallError(
+        raise UnsupportedAttributeError(
             "np_random: the lanes' random generators live at the endpoints; seed them with "
             "reset(seed=...), and actions with action_space.seed(...)"
         )

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.codec import lane_info
+from rlmesh_gym.codec import find_autoreset_mode, lane_info
 from rlmesh_gym.errors import ConfigurationError
 
 try:
@@ -62,7 +62,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
-        mode = envs.metadata.get(_MODE)
+        mode = find_autoreset_mode(envs)
         if mode is not AutoresetMode.SAME_STEP:
             raise ConfigurationError(
                 "Stable-Baselines3 resets a lane within the step that ends it, so the vector needs "

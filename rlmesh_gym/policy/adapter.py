@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import time
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlmesh_gym._proto.model.v1 import interaction_pb2
-from rlmesh_gym.errors import ModelError, RemoteError
-from rlmesh_gym.policy.caller_warning import warn_caller
+from rlmesh_gym.errors import ModelError, ProtocolError, RemoteError
+from rlmesh_gym.model import RouteNeeds
 from rlmesh_gym.policy.evictions import EpisodeEvictions
 from rlmesh_gym.policy.history import ObservationHistory
 from rlmesh_gym.policy.planning.plan import ActionReader, Plan
+from rlmesh_gym.rpc import HistoryRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from rlmesh_gym._proto.core.v1.env_contract_pb2 import EnvSpec
-    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.codec import EnvSpec, Leaves, SpaceCodec
+    from rlmesh_gym.policy.any_session import AnyModelSession
     from rlmesh_gym.policy.episodes import Boundaries
     from rlmesh_gym.policy.stats import PolicyStats
-    from rlmesh_gym.rpc import ModelSession, Pending
+    from rlmesh_gym.policy.watching import PlanWatcher
+    from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["ModelAdapter", "RowGrouping"]
 
@@ -67,6 +68,8 @@ class ModelAdapter:
         num_envs: Number of lanes.
         horizon: Frames asked for.
         stats: Takes counts and times.
+        grouping: How the rows of a plan are put into requests, if it is not to be found out.
+        warn: Takes what the user should know.
 
     Attributes:
         session: The session.
@@ -74,11 +77,12 @@ class ModelAdapter:
         grouping: How the rows of a plan are put into requests.
         native_chunk: Frames that the model says it gives; None if it does not say.
         history: Observations of replayed steps, None unless the endpoint asks for them.
+        watcher: Is told what goes out and comes back, and transforms it; None for nobody.
     """
 
     def __init__(
         self,
-        session: ModelSession,
+        session: AnyModelSession,
         *,
         env_id: str,
         env_spec: EnvSpec,
@@ -87,10 +91,15 @@ class ModelAdapter:
         num_envs: int,
         horizon: int,
         stats: PolicyStats,
+        grouping: RowGrouping | None,
+        warn: Callable[[str], None],
     ) -> None:
         self.session = session
         self.env_id = env_id
-        self.grouping = RowGrouping.UNKNOWN
+        self.grouping = grouping or RowGrouping.UNKNOWN
+        self.watcher: PlanWatcher | None = None
+        self._warn = warn
+        self._finds_grouping = grouping is None
         self.native_chunk: int | None = None
         self.history: ObservationHistory | None = None
         self._env_spec = env_spec
@@ -100,8 +109,9 @@ class ModelAdapter:
         self._stats = stats
         self._reader = ActionReader(action_codec, horizon, self._warn_out_of_bounds)
         self._is_resolved = False
+        self._was_asked = False
         self._rows_were_refused = False
-        self._evictions = EpisodeEvictions(session, env_id, stats)
+        self._evictions = EpisodeEvictions(session, env_id, stats, warn)
 
     def resolve(self, episode_ids: Sequence[str] = ()) -> None:
         """Set the model up for the env, if that is not done.
@@ -118,9 +128,11 @@ class ModelAdapter:
             return
         self._is_resolved = False
         if not self.session.is_streaming:  # Behind a new stream may be another server.
-            self.grouping = RowGrouping.UNKNOWN
+            if self._finds_grouping:
+                self.grouping = RowGrouping.UNKNOWN
             self._rows_were_refused = False
             self._evictions.recall()
+        self._was_asked = True
         try:
             pending = self.session.resolve_adapter(
                 self.env_id,
@@ -132,8 +144,8 @@ class ModelAdapter:
         except RemoteError as error:
             self._explain(error, episode_ids)
             raise
-        self.native_chunk = response.native_chunk if response.HasField("native_chunk") else None
-        if not response.HasField("history"):
+        self.native_chunk, wants_history = _needs(response)
+        if not wants_history:
             self.history = None
         elif self.history is None:
             self.history = ObservationHistory(self._num_envs)
@@ -160,6 +172,9 @@ class ModelAdapter:
         ids = [bounds.episode_ids[lane] for lane in lanes]
         self.resolve(ids)
         self._evictions.resend()
+        watcher = self.watcher
+        if watcher is not None:
+            observations = watcher.transform(step, lanes, ids, observations)
         whole = np.arange(len(lanes))
         apart = self.grouping in (RowGrouping.PROBING, RowGrouping.APART) and len(lanes) > 1
         groups = np.split(whole, len(whole)) if apart else [whole]
@@ -198,6 +213,7 @@ class ModelAdapter:
             stats=self._stats,
             explain=self._explain,
             on_failure=fail,
+            on_answer=self._note_answer,
         )
 
     def learn(self, plan: Plan) -> None:
@@ -233,6 +249,26 @@ class ModelAdapter:
         self._rows_were_refused = True
         return True
 
+    def _note_answer(self, pending: AnyPending, response: Any) -> None:
+        """Take in that an answer came.
+
+        Raises:
+            ProtocolError: It is the answer to another request.
+        """
+        context = response.context
+        if context is not None and response.HasField("context"):
+            sent = (self.session.session_id, self.env_id, pending.context.request_id)
+            came = (context.session_id, context.env_id, context.request_id)
+            if sent != came:
+                raise ProtocolError(
+                    "predict: the answer is for another request: expected (session, env, request) "
+                    f"{sent}, got {came}; the model must mirror the request's context",
+                    endpoint=self.session.endpoint,
+                    operation="predict",
+                )
+        if self.watcher is not None:
+            self.watcher.answered(pending)
+
     def evict(self, episode_ids: Iterable[str]) -> None:
         """Tell the model that episodes are over, without waiting.
 
@@ -254,37 +290,47 @@ class ModelAdapter:
         if self.history is not None:
             self._evictions.forget(running)
 
-    def close(self) -> None:
+    def release(self, reason: str, timeout: float | None) -> None:
+        """Release the adapter over a session that stays open, if the model was ever asked for one.
+
+        Raises:
+            RemoteError: The model refused, or did not answer within ``timeout`` seconds.
+        """
+        if self._was_asked:
+            self.session.release_adapter(self.env_id, reason).result(timeout)
+
+    def close(self, reason: str = "policy closed") -> None:
         """Release the adapter and close the session, within ``timeouts.close``; never raises."""
         if self._is_resolved:
-            self.session.close(
-                "policy closed", env_id=self.env_id, episode_ids=self._evictions.end_all()
-            )
+            self.session.close(reason, env_id=self.env_id, episode_ids=self._evictions.end_all())
         else:
             self.session.close()
 
     def _send(
         self, lanes: NDArray[np.intp], observations: Leaves, bounds: Boundaries, step: int
-    ) -> Pending[interaction_pb2.PredictResponse]:
-        frames = []
+    ) -> AnyPending:
+        session, watcher, codec = self.session, self.watcher, self._observation_codec
+        ids, seeds = bounds.episode_ids, bounds.seeds
+        history: list[HistoryRows] = []
         if self.history is not None:
             for at, owing, leaves in self.history.rows(lanes, step):
-                frame = interaction_pb2.ObservationHistoryFrame(
-                    observation=self._observation_codec.encode(leaves, len(owing)), step=at
-                )
-                for lane in owing:
-                    frame.episode_info.add(
-                        episode_id=bounds.episode_ids[lane], seed=bounds.seeds[lane]
-                    )
-                frames.append(frame)
+                episodes = [(ids[lane], seeds[lane]) for lane in owing]
+                if watcher is not None:
+                    names = [name for name, _ in episodes]
+                    watcher.sending(at, owing, names, leaves, is_history=True)
+                history.append(HistoryRows(at, session.pack(codec, leaves, len(owing)), episodes))
                 self._stats.history_rows += len(owing)
         if len(lanes) != self._num_envs:
             observations = [leaf[lanes] for leaf in observations]
-        return self.session.predict(
+        episodes = [(ids[lane], seeds[lane]) for lane in lanes]
+        if watcher is not None:
+            names = [name for name, _ in episodes]
+            watcher.sending(step, lanes, names, observations, is_history=False)
+        return session.predict(
             self.env_id,
-            self._observation_codec.encode(observations, len(lanes)),
-            [(bounds.episode_ids[lane], bounds.seeds[lane]) for lane in lanes],
-            history=frames,
+            session.pack(codec, observations, len(lanes)),
+            episodes,
+            history=history,
             step=step,
         )
 
@@ -314,4 +360,12 @@ class ModelAdapter:
             f"{self.session.endpoint}: the model's actions leave the action space ({detail}); they "
             "are passed on as they are, and this is said once per leaf"
         )
-        warn_caller(message)
+        self._warn(message)
+
+
+def _needs(answer: Any) -> tuple[int | None, bool]:
+    """Return the model's native chunk and whether it wants history, from either kind of answer."""
+    if isinstance(answer, RouteNeeds):
+        return answer.native_chunk, answer.history is not None
+    native = answer.native_chunk if answer.HasField("native_chunk") else None
+    return native, answer.HasField("history")

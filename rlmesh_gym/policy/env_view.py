@@ -6,14 +6,11 @@ envs by their single spaces.
 
 from __future__ import annotations
 
-import copy
 import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gymnasium.vector import AutoresetMode
-
-from rlmesh_gym.codec import SpaceCodec, encode_env_spec, split_metadata
+from rlmesh_gym.codec import EnvSpec, find_autoreset_mode, split_metadata
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.policy.episodes import LaneState, LocalEpisodes, TrackedEpisodes
@@ -21,11 +18,9 @@ from rlmesh_gym.policy.episodes import LaneState, LocalEpisodes, TrackedEpisodes
 if TYPE_CHECKING:
     import gymnasium
 
-    from rlmesh_gym._proto.core.v1.env_contract_pb2 import EnvSpec
-    from rlmesh_gym.codec import Leaves
     from rlmesh_gym.policy.episodes import Episodes
 
-__all__ = ["EnvView", "filler_action", "view_env"]
+__all__ = ["EnvView", "view_env"]
 
 _UNNAMED = "UnknownEnv-v1"
 
@@ -39,7 +34,7 @@ class EnvView:
         single_action_space: Space of one lane's action.
         num_envs: Number of lanes.
         episodes: Where episodes begin and end.
-        env_spec: The message that the model is set up with.
+        env_spec: What the model is set up with.
     """
 
     single_observation_space: gymnasium.Space[Any]
@@ -96,31 +91,14 @@ def view_env(
         lanes,
         TrackedEpisodes(base, lanes)
         if isinstance(base, LaneState)
-        else LocalEpisodes(lanes, _autoreset_mode(envs), warns=envs is not None or lanes > 1),
-        encode_env_spec(
+        else LocalEpisodes(lanes, find_autoreset_mode(envs), warns=envs is not None or lanes > 1),
+        EnvSpec(
             getattr(contract, "env_id", "") or _env_id(envs),
             single_observation_space,
             single_action_space,
             metadata,
         ),
     )
-
-
-def filler_action(codec: SpaceCodec) -> Leaves:
-    """Give one legal action: zeros where they are one, else a fixed sample.
-
-    Args:
-        codec: Codec of the action space.
-
-    Returns:
-        Leaves with one row.
-    """
-    zeros = codec.empty(1)
-    if not codec.out_of_domain(zeros) and not codec.out_of_bounds(zeros):
-        return zeros
-    space = copy.deepcopy(codec.space)
-    space.seed(0)
-    return codec.flatten_row(space.sample())
 
 
 def _space(envs: Any, name: str) -> gymnasium.Space[Any]:
@@ -146,20 +124,6 @@ def _count(num_envs: Any) -> int:
         message = f"num_envs is a whole number of at least 1, got {num_envs!r}"
         raise ConfigurationError(message)
     return count
-
-
-def _autoreset_mode(envs: Any) -> AutoresetMode:
-    metadata = getattr(envs, "metadata", None) or {}
-    mode = metadata.get("autoreset_mode", getattr(envs, "autoreset_mode", None))
-    if isinstance(mode, AutoresetMode):
-        return mode
-    if mode in [known.value for known in AutoresetMode]:
-        return AutoresetMode(mode)
-    if not hasattr(envs, "num_envs"):
-        return AutoresetMode.DISABLED
-    # A vector env without the single spaces is one of Stable-Baselines3, which resets at once.
-    is_gymnasium = hasattr(envs, "single_action_space")
-    return AutoresetMode.NEXT_STEP if is_gymnasium else AutoresetMode.SAME_STEP
 
 
 def _env_id(envs: Any) -> str:

@@ -4,41 +4,55 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlmesh_gym.errors import Error, ModelError, RemoteError
-from rlmesh_gym.policy.caller_warning import warn_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from rlmesh_gym.policy.any_session import AnyModelSession
     from rlmesh_gym.policy.stats import PolicyStats
-    from rlmesh_gym.rpc import ModelSession, Pending
+    from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["EpisodeEvictions"]
 
 _LOGGER = logging.getLogger(__name__)
+
+_REFUSED_KEPT = 1024
+"""Refused evictions that are sent again with the next; older ones are dropped."""
 
 
 class EpisodeEvictions:
     """The episodes that a model knows of, and what it is told about their ends.
 
     An end goes out once, before any later request, since a stream keeps its order. What a broken
-    connection may have lost waits until the model is set up again.
+    connection may have lost waits until the model is set up again; what the model refused goes out
+    again with the next end.
 
     Args:
         session: Open session with the endpoint.
         env_id: Key of the adapter.
         stats: Takes the count.
+        warn: Takes what the user should know.
     """
 
-    def __init__(self, session: ModelSession, env_id: str, stats: PolicyStats) -> None:
+    def __init__(
+        self,
+        session: AnyModelSession,
+        env_id: str,
+        stats: PolicyStats,
+        warn: Callable[[str], None],
+    ) -> None:
         self._session = session
+        self._warn = warn
+        self._was_refused = False
         self._env_id = env_id
         self._stats = stats
         self._live: dict[str, None] = {}
-        self._pending: deque[tuple[Sequence[str], Pending[Any]]] = deque()
+        self._pending: deque[tuple[Sequence[str], AnyPending]] = deque()
         self._unsent: list[str] = []
+        self._refused: deque[str] = deque(maxlen=_REFUSED_KEPT)
 
     def note_asked(self, episode_ids: Iterable[str]) -> None:
         """Count episodes as known to the model."""
@@ -52,7 +66,9 @@ class EpisodeEvictions:
         for episode_id in known:
             del self._live[episode_id]
         self._stats.evicted_episodes += len(known)
-        self._send(known)
+        again = [*self._refused]
+        self._refused.clear()
+        self._send([*again, *known])
 
     def keep(self, episode_ids: Iterable[str]) -> None:
         """End all episodes but these."""
@@ -80,7 +96,8 @@ class EpisodeEvictions:
 
     def end_all(self) -> list[str]:
         """Count every episode as over, and return those that the model has to be told of."""
-        ids = [*self._unsent, *self._live]
+        ids = [*self._unsent, *self._refused, *self._live]
+        self._refused.clear()
         self._stats.evicted_episodes += len(self._live)
         self._unsent, self._live = [], {}
         return ids
@@ -93,8 +110,13 @@ class EpisodeEvictions:
                 pending.result(0)
             except ModelError as error:
                 # The actions are right all the same; the model only keeps more than it should.
-                message = f"ended episodes could not be evicted from the model: {error}"
-                warn_caller(message)
+                self._refused.extend(episode_ids)
+                if not self._was_refused:
+                    self._was_refused = True
+                    self._warn(
+                        "the model could not forget episodes that are over; they are sent again, "
+                        f"and this is said once: {error}"
+                    )
             except Error as error:  # The connection was lost or given up.
                 _LOGGER.debug("%s: evicting episodes: %s", self._session.endpoint, error)
                 self._unsent.extend(episode_ids)

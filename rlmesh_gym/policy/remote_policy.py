@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import uuid6
 
 from rlmesh_gym.codec import SpaceCodec
-from rlmesh_gym.errors import ClosedError, Error, UnsupportedCallError
-from rlmesh_gym.policy.adapter import ModelAdapter
-from rlmesh_gym.policy.env_view import filler_action, view_env
-from rlmesh_gym.policy.planning.ensemble import make_replay
-from rlmesh_gym.policy.planning.lane_planner import LanePlanner
+from rlmesh_gym.errors import ClosedError, UnsupportedCallError
+from rlmesh_gym.policy.env_view import view_env
+from rlmesh_gym.policy.lane_policy import LanePolicy
+from rlmesh_gym.policy.planning.ensemble import check_rule
 from rlmesh_gym.policy.planning.schedule import PlanSchedule
-from rlmesh_gym.policy.stats import PolicyStats
 from rlmesh_gym.policy.unbatched import is_unbatched
 from rlmesh_gym.rpc import ModelSession
 
@@ -25,9 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from typing_extensions import Self
 
-    from rlmesh_gym.codec import Leaves
+    from rlmesh_gym.policy.episodes import Episodes
     from rlmesh_gym.policy.planning.chunks import Lanes
     from rlmesh_gym.policy.planning.ensemble import EnsembleRule
+    from rlmesh_gym.policy.stats import PolicyStats
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
 __all__ = ["RemotePolicy"]
@@ -143,6 +142,7 @@ class RemotePolicy:
         timeouts: TimeoutsLike = None,
     ) -> None:
         schedule = PlanSchedule(execution_horizon, replan_interval, coalesce, prefetch=prefetch)
+        check_rule(ensemble)
         view = view_env(envs, single_observation_space, single_action_space, num_envs)
         self.num_envs = view.num_envs
         self.single_observation_space = view.single_observation_space
@@ -150,28 +150,22 @@ class RemotePolicy:
         self.execution_horizon = execution_horizon
         self.env_id = str(uuid6.uuid7())
         self.closed = False
-        self._is_torn = False  # A call was broken off halfway, as by Ctrl-C.
-        self._episodes = view.episodes
+        self._episodes = self._own_episodes = view.episodes
         self._observation_codec = SpaceCodec(view.single_observation_space, "observation")
         self._action_codec = SpaceCodec(view.single_action_space, "action")
-        self._stats = PolicyStats()
-        filler = filler_action(self._action_codec)
-        replay = make_replay(view.num_envs, execution_horizon, filler, ensemble)
         session = ModelSession.open(address, token=token, tls=tls, timeouts=timeouts)
         self.endpoint = session.endpoint
-        self._adapter = ModelAdapter(
+        self._lanes = LanePolicy(
             session,
             env_id=self.env_id,
             env_spec=view.env_spec,
-            observation_codec=self._observation_codec,
-            action_codec=self._action_codec,
+            codecs=(self._observation_codec, self._action_codec),
             num_envs=view.num_envs,
-            horizon=execution_horizon,
-            stats=self._stats,
+            schedule=schedule,
+            ensemble=ensemble,
         )
-        self._planner = LanePlanner(self._adapter, replay, schedule, filler, self._stats)
         try:
-            self._adapter.resolve()
+            self._lanes.adapter.resolve()
         except BaseException:
             self.close()
             raise
@@ -202,15 +196,10 @@ class RemotePolicy:
         self.close()
 
     @property
-    def session(self) -> ModelSession:
-        """The session with the endpoint; a run over it sets up an adapter of its own."""
-        return self._adapter.session
-
-    @property
     def stats(self) -> PolicyStats:
         """Counts and times so far, a copy."""
-        copied = dict(self._stats.milliseconds)
-        return dataclasses.replace(self._stats, milliseconds=copied)
+        copied = dict(self._lanes.stats.milliseconds)
+        return dataclasses.replace(self._lanes.stats, milliseconds=copied)
 
     def __call__(self, observations: Any) -> Any:
         """Give the actions for the present observations of all lanes; see :meth:`predict`."""
@@ -258,7 +247,13 @@ class RemotePolicy:
             if is_batched
             else self._observation_codec.flatten_row(observation)
         )
-        return self._act(leaves, episode_start, is_batched=is_batched), state
+        actions = self._lanes.act(leaves, lambda: self._episodes.look(episode_start))
+        nested = (
+            self._action_codec.unflatten(actions, self.num_envs)
+            if is_batched
+            else self._action_codec.unflatten_row(actions, 0)
+        )
+        return nested, state
 
     def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
         """Take in the flags of a step of a local env, so that episodes are kept apart.
@@ -289,8 +284,30 @@ class RemotePolicy:
             ConfigurationError: Lanes that do not exist.
         """
         self._check_open("reset")
-        self._planner.flush(lanes)
+        self._lanes.planner.flush(lanes)
         self._episodes.restart(lanes)
+
+    @property
+    def lane_policy(self) -> LanePolicy:
+        """What asks the model and replays the chunks, in leaves; a run drives it too."""
+        return self._lanes
+
+    @property
+    def codecs(self) -> tuple[SpaceCodec, SpaceCodec]:
+        """Codecs of one observation and of one action."""
+        return self._observation_codec, self._action_codec
+
+    def lend(self, episodes: Episodes) -> None:
+        """Take the lanes' episodes from elsewhere until :meth:`take_back`, as in a run."""
+        self._lanes.planner.flush()
+        self._own_episodes, self._episodes = self._episodes, episodes
+
+    def take_back(self, episodes: Episodes) -> None:
+        """End what :meth:`lend` began; the lanes plan anew."""
+        if self._episodes is episodes:
+            self._episodes = self._own_episodes
+            self._lanes.planner.flush()
+            self._episodes.restart(None)
 
     def close(self) -> None:
         """Release the model's adapter and disconnect, within ``timeouts.close``.
@@ -298,26 +315,7 @@ class RemotePolicy:
         Idempotent; never raises for a model that is gone.
         """
         self.closed = True
-        self._adapter.close()
-
-    def _act(self, leaves: Leaves, episode_start: ArrayLike | None, *, is_batched: bool) -> Any:
-        was_torn, self._is_torn = self._is_torn, True
-        try:
-            bounds = self._episodes.look(episode_start)
-            if was_torn:
-                self._planner.start_over(bounds)
-                was_torn = False
-            actions = self._planner.step(leaves, bounds)
-        except Error:  # Nothing was taken; the same call can be repeated.
-            self._is_torn = was_torn
-            raise
-        nested = (
-            self._action_codec.unflatten(actions, self.num_envs)
-            if is_batched
-            else self._action_codec.unflatten_row(actions, 0)
-        )
-        self._is_torn = False
-        return nested
+        self._lanes.adapter.close()
 
     def _check_open(self, operation: str) -> None:
         if self.closed:

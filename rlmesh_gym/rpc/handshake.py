@@ -15,12 +15,15 @@ from rlmesh_gym._version import __version__
 from rlmesh_gym.errors import ProtocolError
 
 __all__ = [
+    "ARRAYS",
+    "CLIENT_CAPABILITIES_KEY",
     "CONCURRENT_PREDICT",
     "EDITION",
     "FINAL_OBS",
     "OBSERVATION_HISTORY",
     "PARTIAL_RESET",
     "PROTOCOL_GENERATION",
+    "SPACES",
     "SUBSET_STEP",
     "answer_handshake",
     "check_handshake",
@@ -37,6 +40,15 @@ PARTIAL_RESET = "rlmesh_gym.partial_reset"
 """An env endpoint resets the lanes that a request names."""
 FINAL_OBS = "rlmesh_gym.final_obs"
 """An env endpoint sends terminal observations under SAME_STEP as one-row values."""
+ARRAYS = "rlmesh_gym.arrays"
+"""Arrays, numpy scalars, tuples and sets in infos and reset options stay what they are, between an
+env endpoint and its client; see :mod:`rlmesh_gym.codec.typed_values`."""
+SPACES = "rlmesh_gym.spaces"
+"""Discrete and MultiDiscrete keep their dtype and start, between an endpoint and its client; see
+:mod:`rlmesh_gym.codec.spaces.space_encoding`."""
+CLIENT_CAPABILITIES_KEY = "rlmesh-gym-capabilities"
+"""Request metadata of a Join: what of ours the client uses, separated by commas. A Join has no
+handshake of its own, and a server may have clients of several kinds."""
 OBSERVATION_HISTORY = "rlmesh.model.observation_history.v1"
 """A model endpoint takes the observations of replayed steps."""
 CONCURRENT_PREDICT = "rlmesh.model.concurrent_predict.v1"

@@ -2,61 +2,82 @@
 
 from __future__ import annotations
 
-from rlmesh_gym.runtime.calls import Cancellation
+from rlmesh_gym.env.open.sources import AnyEnvSession as RuntimeEnv
+from rlmesh_gym.episodes import EpisodeRecord, EpisodeSummary
+from rlmesh_gym.policy.any_session import AnyModelSession as RuntimeModel
+from rlmesh_gym.runtime.cancellation import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.ends.local_env import LocalRuntimeEnv
-from rlmesh_gym.runtime.ends.local_model import LocalRuntimeModel
-from rlmesh_gym.runtime.ends.protocols import RuntimeEnv, RuntimeModel
-from rlmesh_gym.runtime.ends.remote_env import RemoteRuntimeEnv
-from rlmesh_gym.runtime.ends.remote_model import RemoteRuntimeModel
 from rlmesh_gym.runtime.evaluation import run
 from rlmesh_gym.runtime.hooks import events
 from rlmesh_gym.runtime.hooks.episode_recorder import EpisodeRecorder
+from rlmesh_gym.runtime.hooks.events import (
+    ActionReceived,
+    ActionTransform,
+    EnvConnected,
+    EpisodeCompleted,
+    EpisodeStarted,
+    LogEvent,
+    ModelConnected,
+    ObservationEmitted,
+    ObservationTransform,
+    RuntimeEvent,
+    SessionEnded,
+    SessionFailed,
+    SessionStarted,
+    StepCompleted,
+)
 from rlmesh_gym.runtime.hooks.jsonl import JsonLinesRecorder
 from rlmesh_gym.runtime.hooks.otel import OpenTelemetryHooks
 from rlmesh_gym.runtime.hooks.progress import ProgressBar
 from rlmesh_gym.runtime.hooks.prometheus import prometheus_text
 from rlmesh_gym.runtime.hooks.table import CompositeHooks, RuntimeHooks
 from rlmesh_gym.runtime.hooks.video import VideoRecorder
+from rlmesh_gym.runtime.report.bottleneck import Bottleneck
+from rlmesh_gym.runtime.report.metrics import HeldByModel, TelemetryRow, TelemetrySnapshot
 from rlmesh_gym.runtime.report.records import EpisodeJournal, read_episodes
 from rlmesh_gym.runtime.report.report_files import read_report, write_report
-from rlmesh_gym.runtime.report.runtime_report import (
-    Bottleneck,
-    EpisodeSummary,
-    RuntimeReport,
-    TelemetryRow,
-    TelemetrySnapshot,
-)
+from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 from rlmesh_gym.runtime.report.shards import merge_episodes
-from rlmesh_gym.runtime.seeds import derive_seed, derive_seeds
+from rlmesh_gym.runtime.seeds import derive_seed
 from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
 
 __all__ = [
+    "ActionReceived",
+    "ActionTransform",
     "Bottleneck",
     "Cancellation",
     "CompositeHooks",
+    "EnvConnected",
+    "EpisodeCompleted",
     "EpisodeJournal",
+    "EpisodeRecord",
     "EpisodeRecorder",
+    "EpisodeStarted",
     "EpisodeSummary",
+    "HeldByModel",
     "JsonLinesRecorder",
-    "LocalRuntimeEnv",
-    "LocalRuntimeModel",
+    "LogEvent",
+    "ModelConnected",
+    "ObservationEmitted",
+    "ObservationTransform",
     "OpenTelemetryHooks",
     "ProgressBar",
-    "RemoteRuntimeEnv",
-    "RemoteRuntimeModel",
     "RuntimeDriver",
     "RuntimeEnv",
+    "RuntimeEvent",
     "RuntimeHooks",
     "RuntimeLimits",
     "RuntimeModel",
     "RuntimeReport",
     "RuntimeSessionSpec",
+    "SessionEnded",
+    "SessionFailed",
+    "SessionStarted",
+    "StepCompleted",
     "TelemetryRow",
     "TelemetrySnapshot",
     "VideoRecorder",
     "derive_seed",
-    "derive_seeds",
     "events",
     "merge_episodes",
     "prometheus_text",

@@ -1,96 +1,86 @@
-"""What all parts of one run share, and how they wait for calls."""
+"""What all parts of one run share, and how the time of its calls is booked."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from rlmesh_gym.runtime.calls import CompletedCall
-from rlmesh_gym.runtime.telemetry import MODEL_PREDICT
+from rlmesh_gym.rpc import InProcessPending
+from rlmesh_gym.runtime.report.metrics import CallTiming
+from rlmesh_gym.runtime.telemetry import MODEL_PREDICT, timing_of_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
-    from rlmesh_gym.runtime.calls import Call, Waiter
-    from rlmesh_gym.runtime.ends.lane_book import LaneBook
+    from rlmesh_gym.rpc import AnyPending
+    from rlmesh_gym.runtime.ends.plan import RunPlan
     from rlmesh_gym.runtime.hooks.table import HookTable
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
-    from rlmesh_gym.runtime.telemetry import CallTiming, Telemetry
+    from rlmesh_gym.runtime.telemetry import Telemetry
 
-__all__ = ["RunContext", "TimedCalls"]
-
-T = TypeVar("T")
+__all__ = ["CallClock", "RunContext"]
 
 
-class TimedCalls:
-    """Waits for calls and books the time that they took.
+class CallClock:
+    """Books the time of the calls that go out together, and that of each of them.
 
     Args:
-        waiter: Waits, and is woken by a cancellation.
         telemetry: Where each call's timing goes.
         shares: Where the run's time goes.
     """
 
-    def __init__(self, waiter: Waiter, telemetry: Telemetry, shares: TimeShares) -> None:
-        self._waiter = waiter
+    def __init__(self, telemetry: Telemetry, shares: TimeShares) -> None:
         self._telemetry = telemetry
         self._shares = shares
+        self._operation = ""
+        self._began = 0.0
+        self._timings: list[CallTiming] = []
+        self._local_ns = 0
 
-    def check(self) -> None:
-        """Raise :class:`CancelledRunError` if the run was cancelled."""
-        self._waiter.check()
-
-    def untimed(self, call: Call[T], timeout: float | None) -> T:
-        """Wait for a call that is no part of the loop's work, such as an eviction."""
-        return self._waiter.wait(call, timeout)
-
-    def together(
-        self, calls: Sequence[Call[T]], operation: str, began: float, timeout: float | None
-    ) -> list[T]:
-        """Wait for calls that were sent one after the other and are in flight together.
-
-        Args:
-            calls: At least one.
-            operation: What they are, for the telemetry.
-            began: ``time.perf_counter()`` from before the first was made.
-            timeout: Seconds that they have in all; None for ever.
-
-        Returns:
-            Their results.
-
-        Raises:
-            CancelledRunError: The run was cancelled.
-            DeadlineError: One was not answered in time.
-            Error: What one failed with.
-        """
-        results: list[T] = []
-        timings: list[CallTiming] = []
+    def begin(self, operation: str) -> None:
+        """Note that calls of this operation go out now."""
+        self._operation = operation
+        self._timings = []
+        self._local_ns = 0
         self._telemetry.begin(operation)
-        try:
-            for call in calls:
-                left = timeout
-                if timeout is not None:
-                    left = max(0.0, timeout - (time.perf_counter() - began))
-                try:
-                    results.append(self._waiter.wait(call, left))
-                finally:
-                    if call.done():
-                        timing = call.timing
-                        timings.append(timing)
-                        self._telemetry.record(operation, timing)
-        finally:
-            self._telemetry.end()
-        waited = time.perf_counter() - began
-        if isinstance(calls[0], CompletedCall):
-            # What is converted for an end in this process is the loop's own work.
-            waited = sum(timing.rpc_ns for timing in timings) / 1e9
-        if operation is MODEL_PREDICT:
-            self._shares.add_policy(waited, timings)
+        self._began = time.perf_counter()
+
+    def left(self, timeout: float | None) -> float | None:
+        """Return what is left of ``timeout`` seconds since :meth:`begin`."""
+        if timeout is None:
+            return None
+        return max(0.0, timeout - (time.perf_counter() - self._began))
+
+    def note(self, pending: AnyPending) -> None:
+        """Take in one answer."""
+        if isinstance(pending, InProcessPending):
+            timing = CallTiming(pending.elapsed_ns, user_ns=pending.elapsed_ns)
+            self._local_ns += pending.elapsed_ns
         else:
-            self._shares.add_env(waited, timings)
-        return results
+            timing = timing_of_answer(
+                pending.response,
+                pending.elapsed_ns,
+                request_bytes=pending.request_bytes,
+                response_bytes=pending.response_bytes,
+            )
+        self._timings.append(timing)
+        self._telemetry.record(self._operation, timing)
+
+    def end(self) -> None:
+        """Note that nothing is being waited for any more."""
+        waited = time.perf_counter() - self._began
+        self._telemetry.end()
+        if not self._timings:
+            return
+        if self._local_ns:
+            # What is converted for an end in this process is the loop's own work.
+            waited = self._local_ns / 1e9
+        add = self._shares.add_env
+        if self._operation is MODEL_PREDICT:
+            add = self._shares.add_policy
+        add(waited, self._timings)
 
 
 @dataclass(frozen=True)
@@ -99,22 +89,19 @@ class RunContext:
 
     Attributes:
         spec: The run, validated.
-        book: The book of lanes.
+        plan: What every lane plays.
         hooks: Who listens.
-        calls: Waits for the ends.
+        clock: Books the time of calls.
         identity: Session id, run id and env id, the first three fields of every event.
+        note_held: Takes an answer in which the model says what it holds.
     """
 
     spec: RuntimeSessionSpec
-    book: LaneBook
+    plan: RunPlan
     hooks: HookTable
-    calls: TimedCalls
+    clock: CallClock
     identity: tuple[str, str, str]
-
-    def ids(self, lanes: Sequence[int]) -> tuple[str, ...]:
-        """Return the ids of the lanes' episodes."""
-        episode_ids = self.book.table.episode_ids
-        return tuple([episode_ids[lane] for lane in lanes])
+    note_held: Callable[[Any], None]
 
     def emit(self, name: str, kind: Any, **fields: Any) -> None:
         """Make an event of this run and call its listeners; ask ``hooks.listens`` before."""

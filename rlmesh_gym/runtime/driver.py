@@ -14,28 +14,35 @@ from typing import TYPE_CHECKING, Any
 
 import uuid6
 
+from rlmesh_gym.codec import SpaceCodec, same_space
 from rlmesh_gym.errors import ConfigurationError, Error
-from rlmesh_gym.runtime.calls import CancelledRunError, ThreadCall, Waiter
-from rlmesh_gym.runtime.context import RunContext, TimedCalls
-from rlmesh_gym.runtime.ends.adapters import as_runtime_envs, as_runtime_model
-from rlmesh_gym.runtime.ends.endpoint_lanes import EndpointLanes, ResetWay
-from rlmesh_gym.runtime.ends.lane_book import LaneBook
-from rlmesh_gym.runtime.ends.predictor import Predictor
-from rlmesh_gym.runtime.ends.rows import RowStore
+from rlmesh_gym.policy.caller_warning import warn_caller
+from rlmesh_gym.runtime.cancellation import CancellationWatch, CancelledRunError
+from rlmesh_gym.runtime.context import CallClock, RunContext
+from rlmesh_gym.runtime.ends.env_lanes import EnvLanes
+from rlmesh_gym.runtime.ends.finding import find_envs, find_policy
+from rlmesh_gym.runtime.ends.plan import RunPlan
+from rlmesh_gym.runtime.ends.policies import PolicySetup
+from rlmesh_gym.runtime.ends.watcher import RunWatcher
 from rlmesh_gym.runtime.hooks import events
 from rlmesh_gym.runtime.hooks.table import HookTable, as_hooks
 from rlmesh_gym.runtime.loop import RunLoop
 from rlmesh_gym.runtime.report.bottleneck import TimeShares
 from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 from rlmesh_gym.runtime.telemetry import Telemetry, TelemetryTicker
+from rlmesh_gym.threads import run_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rlmesh_gym.runtime.calls import EventLike
-    from rlmesh_gym.runtime.ends.protocols import ModelNeeds, RuntimeEnv, RuntimeModel
+    from rlmesh_gym.codec import EnvContract
+    from rlmesh_gym.env.drive.group import EndpointGroup
+    from rlmesh_gym.episodes import EpisodeRecord
+    from rlmesh_gym.runtime.cancellation import EventLike
+    from rlmesh_gym.runtime.ends.finding import RunEnv
+    from rlmesh_gym.runtime.ends.policies import RunPolicy
     from rlmesh_gym.runtime.hooks.table import RuntimeHooks
-    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary, TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
 __all__ = ["RuntimeDriver"]
@@ -46,18 +53,18 @@ logger = logging.getLogger(__name__)
 class RuntimeDriver:
     """Runs a model in an environment: reset, then predict and step, until the spec is fulfilled.
 
-    The driver mints the episode ids, decides which lane needs a plan, replays chunks lane by lane
-    and keeps the book of episodes; what observations and actions hold it never looks at. It works
-    for any number of lanes and endpoints in all three autoreset modes.
+    It drives the lane engine of :class:`~rlmesh_gym.RemoteVectorEnv` and the planner of
+    :class:`~rlmesh_gym.RemotePolicy`, for any number of lanes and endpoints in all three autoreset
+    modes; what is in this process is an endpoint without a wire.
 
     Args:
         spec: What to do.
         env: The environment, or a list of endpoints of one environment: an address, an
-            :class:`~rlmesh_gym.rpc.EnvSession`, a vector env or a single one, or any
-            :class:`~rlmesh_gym.runtime.ends.protocols.RuntimeEnv`.
-        model: An address, a :class:`~rlmesh_gym.rpc.ModelSession`, a
-            :class:`~rlmesh_gym.RemotePolicy` for its connection, a handler, a function, or any
-            :class:`~rlmesh_gym.runtime.ends.protocols.RuntimeModel`.
+            :class:`~rlmesh_gym.rpc.EnvSession` or what is like it
+            (:class:`~rlmesh_gym.runtime.RuntimeEnv`), a vector env or a single one.
+        model: An address, a :class:`~rlmesh_gym.rpc.ModelSession` or what is like it
+            (:class:`~rlmesh_gym.runtime.RuntimeModel`), a :class:`~rlmesh_gym.RemotePolicy`, which
+            is played as it was configured, a handler, or a function.
         hooks: Who watches and transforms; one, several, or none.
 
     Example:
@@ -83,8 +90,8 @@ class RuntimeDriver:
         hooks: RuntimeHooks | Iterable[RuntimeHooks] | None = None,
     ) -> None:
         self.spec = spec
-        self.envs = as_runtime_envs(env)
-        self.model = as_runtime_model(model)
+        self.envs = find_envs(env)
+        self.policy = find_policy(model)
         self.hooks = as_hooks(hooks)
 
     def run(
@@ -100,7 +107,7 @@ class RuntimeDriver:
 
         Args:
             cancellation: Ends the run when set, also while a call to a remote end hangs: a
-                :class:`~rlmesh_gym.runtime.calls.Cancellation` or a ``threading.Event``. A call
+                :class:`~rlmesh_gym.runtime.Cancellation` or a ``threading.Event``. A call
                 into this process is waited for.
             reason: Why, for the report; asked for after the cancellation if it is callable. Else
                 the cancellation's own ``reason`` is taken.
@@ -111,8 +118,9 @@ class RuntimeDriver:
 
         Raises:
             ConfigurationError: The spec is wrong, or does not go with the endpoints.
-            Error: An end failed; the first error, whatever closing may add.
-            Exception: A transform, or an end in this process, raised; it comes through as it is.
+            Error: An end failed; the first error, whatever closing may add. What an end in this
+                process raised is its cause.
+            Exception: A transform raised; it comes through as it is.
             KeyboardInterrupt: Comes through after the same orderly end.
 
         Whatever a run raises carries the report as its attribute ``report``.
@@ -120,7 +128,7 @@ class RuntimeDriver:
         if cancellation is not None and not callable(getattr(cancellation, "wait", None)):
             message = f"cancellation must be a Cancellation or an Event, got {cancellation!r}"
             raise ConfigurationError(message)
-        return _Run(self.spec, self.envs, self.model, self.hooks).run(cancellation, reason)
+        return _Run(self.spec, self.envs, self.policy, self.hooks).run(cancellation, reason)
 
 
 class _Run:
@@ -129,25 +137,27 @@ class _Run:
     def __init__(
         self,
         spec: RuntimeSessionSpec,
-        envs: Sequence[RuntimeEnv],
-        model: RuntimeModel,
+        envs: Sequence[RunEnv],
+        policy: RunPolicy,
         hooks: Sequence[RuntimeHooks],
     ) -> None:
         self.spec = spec
         self.envs = envs
-        self.model = model
+        self.policy = policy
         self.run_id = str(uuid6.uuid7())
         self.env_id = ""
         self.hooks = HookTable(hooks, self._log_event)
         self.telemetry = Telemetry(spec.session_id, run_id=self.run_id)
         self.shares = TimeShares()
-        self.parts: list[EndpointLanes] = []
-        self.book: LaneBook | None = None
+        self.groups: list[tuple[RunEnv, EndpointGroup]] = []
+        self.lanes: list[EnvLanes] = []
+        self.plan: RunPlan | None = None
+        self.watcher: RunWatcher | None = None
         self.loop: RunLoop | None = None
         self.ticker: TelemetryTicker | None = None
         self.is_valid = False
         self.is_resolving = False
-        self.stop_reason = "failed"
+        self.stop_reason = self.release_reason = "failed"
         self.started_at = time.time()
         self.began = time.monotonic()
         self.loop_duration = 0.0
@@ -161,13 +171,14 @@ class _Run:
 
     def run(self, cancellation: EventLike | None, reason: Any) -> RuntimeReport:
         failure: BaseException | None = None
-        with Waiter(cancellation) as waiter:
+        with CancellationWatch(cancellation) as watch:
             try:
-                self._play(waiter)
+                self._play(watch)
             except CancelledRunError:
-                self.stop_reason = _cancel_text(cancellation, reason)
+                self.stop_reason = self.release_reason = _cancel_text(cancellation, reason)
             except BaseException as error:
                 failure = error
+                self.release_reason = f"failed: {type(error).__name__}: {error}"
         return self._settle(failure)
 
     def _settle(self, failure: BaseException | None) -> RuntimeReport:
@@ -186,7 +197,7 @@ class _Run:
                 # No Exception comes up to here. This is a Ctrl-C or a hook that calls sys.exit.
                 first = first or error
 
-        interrupted = self.loop.interrupted() if self.loop is not None else []
+        interrupted = self.loop.close() if self.loop is not None else []
         for summary in interrupted:
             attempt(self._emit_interrupted, summary)
         for what, action in self._releases():
@@ -206,124 +217,127 @@ class _Run:
             first.report = report  # type: ignore[attr-defined]
         raise first
 
-    def _emit_interrupted(self, summary: EpisodeSummary) -> None:
+    def _emit_interrupted(self, summary: EpisodeRecord) -> None:
         if self.loop is not None:
             self.loop.emit_completed(summary)
 
-    def _play(self, waiter: Waiter) -> None:
+    def _play(self, watch: CancellationWatch) -> None:
         self.spec = spec = self.spec.validate()
         self.is_valid = True
-        waiter.check()
+        watch.check()
         if spec.limits.telemetry_window > 0 and self.hooks.listens("on_telemetry"):
             self.ticker = TelemetryTicker(
                 self.telemetry, spec.limits.telemetry_window, self._deliver_window
             )
             self.ticker.start()
-        self._connect(waiter)
-        book = LaneBook(spec, self._lane_endpoints(), self.env_id, self.shares)
-        self.book = book
-        needs = self._resolve(waiter)
-        calls = TimedCalls(waiter, self.telemetry, self.shares)
-        context = RunContext(spec, book, self.hooks, calls, self.identity)
-        observations = RowStore(book.num_lanes)
-        first = self.parts[0].env
-        predictor = Predictor(
-            context,
-            self.model,
-            observations,
-            (first.observation_format, first.action_format),
-            wants_history=needs.wants_history,
-            asks_apart=self._asks_apart(),
+        self._connect(watch)
+        contract = self.lanes[0].group.endpoints[0].session.contract
+        codecs = (
+            SpaceCodec(contract.single_observation_space, "observation"),
+            SpaceCodec(contract.single_action_space, "action"),
         )
-        self.loop = RunLoop(context, self.parts, predictor, observations)
+        self.plan = plan = RunPlan(spec, sum(len(env.lanes) for env in self.lanes))
+        clock = CallClock(self.telemetry, self.shares)
+        context = RunContext(spec, plan, self.hooks, clock, self.identity, self._note_held)
+        self.watcher = RunWatcher(context, codecs)
+        self._set_up(watch, contract, codecs, self.watcher)
+        self.loop = RunLoop(
+            context,
+            self.lanes,
+            self.policy,
+            self.watcher,
+            codecs=codecs,
+            shares=self.shares,
+            check=watch.check,
+        )
         self._emit_started()
         began = time.monotonic()
         try:
-            self.stop_reason = self.loop.run()
+            self.stop_reason = self.release_reason = self.loop.run()
         finally:
             # Connecting and setting up are no part of it.
             self.loop_duration = time.monotonic() - began
 
+    def _note_held(self, answer: Any) -> None:
+        live = 0 if self.plan is None else int(self.plan.playing.sum())
+        told = answer.HasField("held_state_bytes")
+        self.telemetry.note_held(
+            answer.held_episodes, answer.held_state_bytes if told else None, live
+        )
+
     # Connecting
 
-    def _connect(self, waiter: Waiter) -> None:
+    def _connect(self, watch: CancellationWatch) -> None:
         first = 0
+        limits = self.spec.limits
         if not self.envs:
             raise ConfigurationError("a run needs at least one env endpoint, got none")
         for env in self.envs:
-            self._connect_to(env, waiter)
-            contract = env.contract
+            # Who does not answer is waited for elsewhere, and closed if the answer comes too late.
+            group = watch.run(
+                partial(env.open, limits), partial(_close_late, env, limits.close_timeout)
+            )
+            self.groups.append((env, group))
+            contract = group.endpoints[0].session.contract
             self.env_id = self.telemetry.env_id = self.env_id or contract.env_id
-            part = EndpointLanes(env, first, self.spec)
-            first += contract.num_envs
-            self.parts.append(part)
-            if self.hooks.listens("env_connected"):
-                connected = events.EnvConnected(
-                    *self.identity,
-                    endpoint=env.endpoint,
-                    lanes=tuple(part.lanes),
-                    autoreset_mode=part.mode.name,
-                    capabilities=dict(env.capabilities),
-                    contract=contract,
-                )
-                self.hooks.emit("env_connected", connected)
+            lanes = EnvLanes(group, first, self.spec)
+            self.lanes.append(lanes)
+            for endpoint in group.endpoints:
+                watch.add(endpoint.session)
+                if self.hooks.listens("env_connected"):
+                    connected = events.EnvConnected(
+                        *self.identity,
+                        endpoint=endpoint.address,
+                        lanes=tuple(range(first, first + endpoint.num_envs)),
+                        autoreset_mode=lanes.mode.name,
+                        capabilities=dict(endpoint.session.capabilities),
+                        contract=endpoint.session.contract,
+                    )
+                    self.hooks.emit("env_connected", connected)
+                first += endpoint.num_envs
         self._check_spaces()
 
-    def _connect_to(self, end: RuntimeEnv | RuntimeModel, waiter: Waiter) -> None:
-        waiter.check()
-        limits = self.spec.limits
-        if waiter.can_be_cancelled:
-            # Who does not answer is waited for elsewhere, and closed if the answer comes too late.
-            connecting = ThreadCall(
-                partial(end.connect, limits), partial(end.close, limits.close_timeout)
-            )
-            waiter.wait(connecting, None)
-        else:
-            end.connect(limits)
-
     def _check_spaces(self) -> None:
-        first = self.parts[0].env
-        for part in self.parts[1:]:
+        first = self.lanes[0].group.endpoints[0]
+        for env in self.lanes[1:]:
+            other = env.group.endpoints[0]
             for name in ("single_observation_space", "single_action_space"):
-                expected, found = getattr(first.contract, name), getattr(part.env.contract, name)
-                if expected != found:
+                expected = getattr(first.session.contract, name)
+                found = getattr(other.session.contract, name)
+                if not same_space(expected, found):
                     message = (
                         f"all endpoints of a run serve the same spaces: {name} is {expected} at "
-                        f"{first.endpoint} and {found} at {part.env.endpoint}"
+                        f"{first.address} and {found} at {other.address}"
                     )
                     raise ConfigurationError(message)
 
-    def _lane_endpoints(self) -> list[str]:
-        return [part.env.endpoint for part in self.parts for _ in part.lanes]
-
-    def _resolve(self, waiter: Waiter) -> ModelNeeds:
-        spec = self.spec
-        self._connect_to(self.model, waiter)
+    def _set_up(
+        self,
+        watch: CancellationWatch,
+        contract: EnvContract,
+        codecs: tuple[SpaceCodec, SpaceCodec],
+        watcher: RunWatcher,
+    ) -> None:
+        spec, policy = self.spec, self.policy
+        watch.add(watch.run(partial(policy.open, spec.limits), lambda _: policy.close()))
         self.is_resolving = True
-        # The route is new in every run: releasing it must not take another client's adapter away.
-        call = self.model.resolve(
-            self.parts[0].env, self.run_id, spec.session_id, spec.execution_horizon
-        )
-        needs = waiter.wait(call, spec.limits.model_resolve_timeout)
+        num_lanes = sum(len(env.lanes) for env in self.lanes)
+        policy.set_up(PolicySetup(spec, self.run_id, contract, codecs, num_lanes, self._warn))
+        adapter = policy.lanes.adapter
+        adapter.watcher = watcher
         if self.hooks.listens("model_connected"):
             connected = events.ModelConnected(
                 *self.identity,
-                endpoint=self.model.endpoint,
+                endpoint=policy.endpoint,
                 execution_horizon=spec.execution_horizon,
-                native_chunk=needs.native_chunk,
-                wants_history=needs.wants_history,
+                native_chunk=adapter.native_chunk,
+                wants_history=adapter.history is not None,
             )
             self.hooks.emit("model_connected", connected)
-        return needs
 
-    def _asks_apart(self) -> bool:
-        chosen = self.spec.predict_rows
-        if chosen != "auto":
-            return chosen == "apart"
-        if self.model.batches_lanes:
-            return False
-        has_single_lanes = all(part.way is ResetWay.LANES for part in self.parts)
-        return self.spec.execution_horizon > 1 or has_single_lanes
+    def _warn(self, message: str) -> None:
+        warn_caller(message)
+        self.hooks.log(logging.WARNING, message)
 
     def _emit_started(self) -> None:
         if not self.hooks.listens("session_started"):
@@ -331,10 +345,10 @@ class _Run:
         spec = self.spec
         started = events.SessionStarted(
             *self.identity,
-            num_envs=len(self._lane_endpoints()),
+            num_envs=sum(len(env.lanes) for env in self.lanes),
             autoreset_mode=self._mode(),
             env_endpoints=self._env_endpoints(),
-            model_endpoint=self.model.endpoint,
+            model_endpoint=self.policy.endpoint,
             base_seed=spec.base_seed,
             execution_horizon=spec.execution_horizon,
             max_episodes=spec.max_episodes,
@@ -343,10 +357,18 @@ class _Run:
         self.hooks.emit("session_started", started)
 
     def _mode(self) -> str:
-        return "+".join(dict.fromkeys(part.mode.name for part in self.parts))
+        return "+".join(dict.fromkeys(env.mode.name for env in self.lanes))
 
     def _env_endpoints(self) -> tuple[str, ...]:
-        return tuple(env.endpoint for env in self.envs)
+        return tuple(
+            address
+            for place, env in enumerate(self.envs)
+            for address in (
+                dict.fromkeys(self.lanes[place].addresses)
+                if place < len(self.lanes)
+                else env.endpoints
+            )
+        )
 
     # Letting go
 
@@ -363,16 +385,24 @@ class _Run:
             releases.append(("stopping the telemetry", self._stop_ticker))
         if self.is_resolving:
             releases.append(("releasing the model", self._release))
-        releases.append(("closing the model", partial(self.model.close, timeout)))
-        releases += [(f"closing {env.endpoint}", partial(env.close, timeout)) for env in self.envs]
+        # Side by side: letting go of many endpoints takes one close timeout, not many.
+        releases.append(("closing the ends", partial(self._close_ends, timeout)))
         return releases
+
+    def _close_ends(self, timeout: float) -> None:
+        closes = [self.policy.close]
+        closes += [partial(group.close, timeout) for env, group in self.groups if env.is_owner]
+        run_together(closes)
 
     def _stop_ticker(self) -> None:
         if self.ticker is not None and not self.ticker.stop(self.spec.limits.close_timeout):
             self.hooks.log(logging.WARNING, "an on_telemetry hook is still at work; left behind")
 
     def _release(self) -> None:
-        self.model.release(self.stop_reason).result(self.spec.limits.close_timeout)
+        lanes = getattr(self.policy, "lanes", None)
+        if lanes is not None:
+            lanes.adapter.watcher = None
+        self.policy.release(self.release_reason, self.spec.limits.close_timeout)
 
     def _quietly(self, what: str, action: Callable[[], None]) -> None:
         """Do one step of letting go; its failure is logged and never hides an earlier error."""
@@ -389,31 +419,43 @@ class _Run:
     def _report(
         self,
         failure: BaseException | None,
-        interrupted: list[EpisodeSummary],
+        interrupted: list[EpisodeRecord],
         telemetry: TelemetrySnapshot,
     ) -> RuntimeReport:
         completed = [] if self.loop is None else self.loop.episodes
-        book = self.book
+        plan, watcher, loop = self.plan, self.watcher, self.loop
+        asked = self.spec.execution_horizon
+        executed = (watcher.most_frames if watcher else 0) or asked
         return RuntimeReport(
             session_id=self.spec.session_id,
             run_id=self.run_id,
             env_id=self.env_id,
-            num_envs=0 if book is None else book.num_lanes,
+            num_envs=0 if plan is None else plan.num_lanes,
             autoreset_mode=self._mode(),
             env_endpoints=self._env_endpoints(),
-            model_endpoint=self.model.endpoint,
+            model_endpoint=self.policy.endpoint,
             base_seed=self.spec.base_seed,
-            execution_horizon=self.spec.execution_horizon,
+            execution_horizon=executed,
+            requested_horizon=asked,
+            predict_calls=watcher.calls if watcher else 0,
+            predict_rows=watcher.rows if watcher else 0,
             episodes=(*sorted(completed, key=lambda episode: episode.index), *interrupted),
-            total_steps=0 if book is None else book.total_steps,
-            total_reward=0.0 if book is None else book.total_reward,
+            total_steps=0 if loop is None else loop.total_steps,
+            total_reward=0.0 if loop is None else loop.total_reward,
             started_at=self.started_at,
             duration=time.monotonic() - self.began,
             stop_reason=self.stop_reason if failure is None else "failed",
             error=None if failure is None else f"{type(failure).__name__}: {failure}",
             telemetry=telemetry,
-            bottleneck=self.shares.bottleneck(self.loop_duration),
+            bottleneck=self.shares.bottleneck(
+                self.loop_duration, longer_horizon_helps=executed >= asked
+            ),
         )
+
+
+def _close_late(env: RunEnv, timeout: float, group: EndpointGroup) -> None:
+    if env.is_owner:
+        group.close(timeout)
 
 
 def _cancel_text(cancellation: EventLike | None, reason: Any) -> str:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.policy import RemotePolicy
 from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.ends.adapters import as_runtime_envs, as_runtime_model
+from rlmesh_gym.runtime.ends.finding import find_envs, find_policy
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rlmesh_gym.rpc import TLSConfig
-    from rlmesh_gym.runtime.calls import EventLike
+    from rlmesh_gym.runtime.cancellation import EventLike
     from rlmesh_gym.runtime.hooks.table import RuntimeHooks
     from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
@@ -50,19 +49,17 @@ def run(
 
     Args:
         env: An address; several addresses of one environment, whose lanes become one run's; a
-            vector env or a single env of this process (which stays open); an open
-            :class:`~rlmesh_gym.rpc.EnvSession`; or any
-            :class:`~rlmesh_gym.runtime.ends.protocols.RuntimeEnv`.
-        policy: An address; a :class:`~rlmesh_gym.RemotePolicy`, whose connection is used; a
-            :class:`~rlmesh_gym.ModelHandler`; a function from batched observations to batched
-            actions; an open :class:`~rlmesh_gym.rpc.ModelSession`; or any
-            :class:`~rlmesh_gym.runtime.ends.protocols.RuntimeModel`.
+            vector env or a single env, remote or of this process (which stays open); or an open
+            session (:class:`~rlmesh_gym.runtime.RuntimeEnv`).
+        policy: An address; a :class:`~rlmesh_gym.RemotePolicy`, which is played as a loop of your
+            own would; a :class:`~rlmesh_gym.ModelHandler`; a function from batched observations to
+            batched actions; or an open session (:class:`~rlmesh_gym.runtime.RuntimeModel`).
         episodes: How many to complete; may be left out with ``episode_seeds`` or ``max_steps``.
         seed: Seeds of all lanes derive from it. The same seed, ``session_id`` and number of lanes
             give the same episodes.
         episode_seeds: One seed per episode, in place of ``seed``.
         execution_horizon: Frames of each predicted chunk that are executed; None for 1, or what the
-            ``RemotePolicy`` was made with.
+            ``RemotePolicy`` was made with, which no other number may contradict.
         predict_rows: Whether rows of several lanes go to the model in one request; see
             :class:`RuntimeSessionSpec`.
         max_steps: Lane steps over all lanes after which the run ends.
@@ -87,8 +84,9 @@ def run(
     if episodes is None and episode_seeds is None and max_steps is None and cancellation is None:
         message = "say when to end: episodes=, episode_seeds=, max_steps= or cancellation="
         raise ConfigurationError(message)
+    end = find_policy(policy, token=token, tls=tls)
     if execution_horizon is None:
-        execution_horizon = policy.execution_horizon if isinstance(policy, RemotePolicy) else 1
+        execution_horizon = end.horizon or 1
     spec = RuntimeSessionSpec(
         max_episodes=episodes,
         max_steps=max_steps,
@@ -102,6 +100,5 @@ def run(
         reset_options=reset_options,
         limits=limits or RuntimeLimits(),
     )
-    envs = as_runtime_envs(env, token=token, tls=tls)
-    model = as_runtime_model(policy, token=token, tls=tls)
-    return RuntimeDriver(spec, envs, model, hooks).run(cancellation, reason)
+    envs = find_envs(env, token=token, tls=tls)
+    return RuntimeDriver(spec, envs, end, hooks).run(cancellation, reason)

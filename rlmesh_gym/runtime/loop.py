@@ -1,42 +1,55 @@
-"""The loop of a run: reset, plan, step, take in, until the plan is played or a limit is met.
+"""The loop of a run: reset, act, step, take in, until the plan is played or a limit is met.
 
-It moves rows and knows neither what they hold nor where the ends are.
+It drives the lane engines of the envs and the planner of the policy, and decides what those leave
+to their users: which lanes are reset when, with which seed, and which episodes count.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlmesh_gym.errors import ConfigurationError, StateError
-from rlmesh_gym.runtime.ends.lane_book import LaneState
-from rlmesh_gym.runtime.ends.rows import gather
+from rlmesh_gym.errors import DeadlineError, RemoteError, ResetNeededError, UnavailableError
+from rlmesh_gym.lanes import any_true
+from rlmesh_gym.plain_data import jsonable
+from rlmesh_gym.policy.episodes import Boundaries
+from rlmesh_gym.runtime.deadlines import CallPlace, late
+from rlmesh_gym.runtime.ends.env_lanes import ResetWay
+from rlmesh_gym.runtime.ends.policies import WholePolicy
+from rlmesh_gym.runtime.ends.rows import Rows
 from rlmesh_gym.runtime.hooks import events
-from rlmesh_gym.runtime.telemetry import ENV_RESET, ENV_STEP
+from rlmesh_gym.runtime.telemetry import ENV_RESET, ENV_STEP, MODEL_PREDICT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.env.drive.batch import Batch
+    from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.context import RunContext
-    from rlmesh_gym.runtime.ends.endpoint_lanes import EndpointLanes
-    from rlmesh_gym.runtime.ends.predictor import Predictor
-    from rlmesh_gym.runtime.ends.protocols import StepReply
-    from rlmesh_gym.runtime.ends.rows import Rows, RowStore
-    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary
+    from rlmesh_gym.runtime.ends.env_lanes import EnvLanes, LaneInfos
+    from rlmesh_gym.runtime.ends.policies import RunPolicy
+    from rlmesh_gym.runtime.ends.watcher import RunWatcher
+    from rlmesh_gym.runtime.report.bottleneck import TimeShares
 
 __all__ = ["RunLoop"]
 
+_NONE = np.zeros(0, np.bool_)
 
-class _Sent(NamedTuple):
-    """A request to one endpoint: its lanes and the ids that went with it."""
 
-    part: EndpointLanes
-    lanes: list[int]
-    ids: list[str]
+@dataclass
+class _Outcome:
+    """What one step gave, a place for every lane of the run; zero where none was stepped."""
+
+    rewards: NDArray[np.float64]
+    terminations: NDArray[np.bool_]
+    truncations: NDArray[np.bool_]
 
 
 class RunLoop:
@@ -44,31 +57,57 @@ class RunLoop:
 
     Args:
         context: The run.
-        parts: The endpoints' lanes, in the order of the lanes.
-        predictor: The model's side.
-        observations: The latest observation of each lane.
+        envs: The envs' lanes, in the order of the lanes.
+        policy: The policy, set up.
+        watcher: What the policy tells.
+        codecs: Codecs of one observation and of one action.
+        shares: Where the run's time goes, for the part that each episode had.
+        check: Raises where the run was cancelled.
 
     Attributes:
-        episodes: Summaries of the episodes completed so far, as they ended.
+        episodes: Records of the episodes that are over, as they ended.
+        total_steps: Steps of all episodes that count.
+        total_reward: Their rewards.
     """
 
     def __init__(
         self,
         context: RunContext,
-        parts: Sequence[EndpointLanes],
-        predictor: Predictor,
-        observations: RowStore,
+        envs: Sequence[EnvLanes],
+        policy: RunPolicy,
+        watcher: RunWatcher,
+        *,
+        codecs: tuple[SpaceCodec, SpaceCodec],
+        shares: TimeShares,
+        check: Callable[[], None],
     ) -> None:
-        self.episodes: list[EpisodeSummary] = []
+        self.episodes: list[EpisodeRecord] = []
+        self.total_steps = 0
+        self.total_reward = 0.0
         self._context = context
-        self._book = context.book
+        self._plan = context.plan
         self._hooks = context.hooks
-        self._parts = parts
-        self._predictor = predictor
-        self._observations = observations
+        self._envs = envs
+        self._policy = policy
+        self._watcher = watcher
+        self._observation_codec, self._action_codec = codecs
+        self._shares = shares
+        self._check = check
         self._tick = 0
-        # An action that the space admits, for lanes that are stepped without playing.
-        self._filler: tuple[Rows, int] | None = None
+        num_lanes = self._plan.num_lanes
+        self._env_of = [env for env in envs for _ in env.lanes]
+        self._endpoints = [address for env in envs for address in env.addresses]
+        self._ids = [""] * num_lanes
+        self._seeds: list[int | None] = [None] * num_lanes
+        self._begun = np.zeros(num_lanes, np.bool_)
+        self._begun_ns = [0] * num_lanes
+        self._waits_before = [(0.0, 0.0)] * num_lanes
+        self._observations: Leaves = []
+        # Written up by the engines since the last call, by episode.
+        self._records: dict[str, EpisodeRecord] = {}
+        self._filler = [np.repeat(leaf, num_lanes, axis=0) for leaf in policy.lanes.filler]
+        for env in envs:
+            env.watch(context.clock.note, self._keep_record)
 
     def run(self) -> str:
         """Play until the plan is done or the step limit is met.
@@ -78,238 +117,303 @@ class RunLoop:
 
         Raises:
             CancelledRunError: The run was cancelled.
-            ConfigurationError: The env cannot be given the seeds of the spec.
             Error: An end failed.
-            Exception: A transform, or an end in this process, raised.
+            Exception: A transform raised.
         """
-        book = self._book
-        max_steps = self._context.spec.max_steps
-        while not book.is_done:
-            if max_steps is not None and book.total_steps >= max_steps:
+        plan, max_steps = self._plan, self._context.spec.max_steps
+        while not plan.is_done:
+            if max_steps is not None and self.total_steps >= max_steps:
                 return "max_steps"
-            self._context.calls.check()
+            self._check()
             self._reset()
-            playing = book.lanes_in(LaneState.PLAYING)
-            self._predictor.plan(playing, self._tick)
-            ended = self._step(playing)
-            self._predictor.settle_evictions()
-            if ended:
-                self._predictor.evict(book.lanes_in(LaneState.PLAYING))
+            playing = plan.playing.copy()
+            self._step(playing, self._act(playing))
             self._tick += 1
         return "max_episodes"
 
-    def interrupted(self) -> list[EpisodeSummary]:
+    def close(self) -> list[EpisodeRecord]:
         """Write up the episodes that are going on, for a run that ends before them."""
-        book = self._book
-        return [book.summarise(lane, interrupted=True) for lane in book.lanes_in(LaneState.PLAYING)]
+        for env in self._envs:
+            env.watch(None, None)
+        lanes = np.flatnonzero(self._plan.playing).tolist()
+        interrupted = []
+        for lane in lanes:
+            env = self._env_of[lane]
+            record = env.group.table.record(
+                lane - env.lanes.start,
+                endpoint=self._endpoints[lane],
+                env_id=self._context.identity[2],
+                interrupted=True,
+            )
+            interrupted.append(self._of_run(lane, record))
+        return interrupted
+
+    def _keep_record(self, record: EpisodeRecord) -> None:
+        self._records[record.episode_id] = record
 
     # Resets
 
     def _reset(self) -> None:
-        due = [(part, lanes) for part in self._parts if (lanes := part.due_resets(self._book))]
+        due = [(env, lanes) for env in self._envs if (lanes := env.due_resets(self._plan))]
         if not due:
             return
-        book, spec = self._book, self._context.spec
-        began = time.perf_counter()
-        sent: list[_Sent] = []
-        calls = []
-        seeds: dict[int, int | None] = {}
-        for part, lanes in due:
-            ids = book.mint(lanes)
-            seeds.update((lane, book.next_seed(lane)) for lane in lanes)
-            sent.append(_Sent(part, lanes, ids))
-            calls.append(
-                part.env.reset(
-                    lanes=part.named(lanes),
-                    seeds=[seed for lane in lanes if (seed := seeds[lane]) is not None] or None,
-                    episode_ids=ids,
-                    options=spec.reset_options,
-                )
-            )
-        timeout = spec.limits.env_reset_timeout
-        replies = self._context.calls.together(calls, ENV_RESET, began, timeout)
-        for (_, lanes, ids), reply in zip(sent, replies, strict=True):
-            self._observations.put(lanes, reply.observations)
-            if not reply.is_seeded:
-                self._unseed(seeds, lanes)
-            for lane, episode_id in zip(lanes, ids, strict=True):
-                self._begin(lane, episode_id, seeds[lane], by_env=False)
+        spec = self._context.spec
+        with self._timed(ENV_RESET):
+            for env, lanes in due:
+                env.start_reset(lanes, self._plan, spec.reset_options)
+            for env, _ in due:
+                batch, _ = self._finish(env, "env_reset_timeout")
+                self._take_observations(env, batch)
+        self._records.clear()  # Of episodes that do not count.
+        for env, lanes in due:
+            for lane in lanes:
+                self._begin(env, lane, by_env=False)
 
-    def _unseed(self, seeds: dict[int, int | None], lanes: list[int]) -> None:
-        """Take back the seeds of lanes that did not get them."""
-        if self._context.spec.episode_seeds is not None:
-            message = (
-                f"{self._part_of(lanes[0]).env.endpoint}: this vector env takes one seed for all "
-                "of its lanes, so episode_seeds cannot be given to it; use a base seed, or a "
-                "SyncVectorEnv"
-            )
-            raise ConfigurationError(message)
-        seeds.update(dict.fromkeys(lanes))
-
-    def _begin(self, lane: int, episode_id: str, seed: int | None, *, by_env: bool) -> None:
-        counts = self._book.begin(lane, episode_id, seed)
-        self._predictor.begin(lane)
-        if counts and self._hooks.listens("episode_started"):
+    def _begin(self, env: EnvLanes, lane: int, *, by_env: bool) -> None:
+        table, index = env.group.table, lane - env.lanes.start
+        self._ids[lane] = table.episode_ids[index]
+        self._seeds[lane] = seed = env.seed_of(lane)
+        self._begun_ns[lane] = int(table.begun_ns[index])
+        self._waits_before[lane] = self._shares.env_wait, self._shares.policy_wait
+        if not self._plan.begin(lane):
+            return
+        self._begun[lane] = True
+        if self._hooks.listens("episode_started"):
             self._context.emit(
                 "episode_started",
                 events.EpisodeStarted,
                 lane=lane,
-                endpoint=self._part_of(lane).env.endpoint,
-                episode_id=episode_id,
+                endpoint=self._endpoints[lane],
+                episode_id=self._ids[lane],
                 seed=seed,
-                index=self._book.plan_index(lane),
+                index=self._plan.index(lane),
                 started_from_auto_reset=by_env,
                 render=self._render,
             )
 
-    def _part_of(self, lane: int) -> EndpointLanes:
-        return next(part for part in self._parts if lane in part.lanes)
+    # Actions
+
+    def _act(self, playing: NDArray[np.bool_]) -> Leaves:
+        """Return the actions of all lanes; those that do not play get one that means nothing."""
+        if not any_true(playing):
+            return self._filler
+        bounds = Boundaries(playing, self._begun, (), tuple(self._ids), tuple(self._seeds))
+        self._watcher.begin(self._tick)
+        try:
+            with self._timed(MODEL_PREDICT):
+                actions = self._policy.act(self._observations, bounds)
+        except DeadlineError as error:
+            limit = "" if isinstance(self._policy, WholePolicy) else "model_predict_timeout"
+            raise late(error, limit, self._place(np.flatnonzero(playing).tolist())) from error
+        self._begun = np.zeros(len(playing), np.bool_)
+        if not self._hooks.listens("transform_action"):
+            return actions
+        lanes = np.flatnonzero(playing)
+        event = events.ActionTransform(
+            *self._context.identity,
+            self._tick,
+            tuple(lanes.tolist()),
+            self._names(lanes),
+            actions=self._action_codec.unflatten([leaf[lanes] for leaf in actions], len(lanes)),
+        )
+        batch = self._hooks.transform(
+            "transform_action", event, None, lambda last, new: replace(last, actions=new)
+        )
+        if batch is not None:
+            changed = self._action_codec.flatten(batch, len(lanes))
+            actions = [leaf.copy() for leaf in actions]  # Events hold on to what the model gave.
+            for leaf, part in zip(actions, changed, strict=True):
+                leaf[lanes] = part
+        return actions
 
     # Steps
 
-    def _step(self, playing: list[int]) -> bool:
-        """Step every endpoint that has something to do; return whether an episode ended."""
-        actions = self._predictor.actions(playing, self._tick) if playing else None
-        if actions is not None:
-            self._filler = actions, 0
-        began = time.perf_counter()
-        sent: list[_Sent] = []
-        calls = []
-        for part in self._parts:
-            lanes = part.to_step(self._book)
-            if not lanes:
-                continue
-            ids = self._step_ids(lanes)
-            if actions is not None and lanes == playing:
-                rows = actions
-            else:
-                rows = self._fill_up(lanes, playing, actions)
-            sent.append(_Sent(part, lanes, ids))
-            calls.append(part.env.step(rows, lanes=part.named(lanes), episode_ids=ids))
-        timeout = self._context.spec.limits.env_step_timeout
-        replies = self._context.calls.together(calls, ENV_STEP, began, timeout)
-        return self._take_in(playing, actions, sent, replies)
+    def _step(self, playing: NDArray[np.bool_], actions: Leaves) -> None:
+        active = [env for env in self._envs if env.is_active(self._plan)]
+        infos: list[LaneInfos] = []
+        found: _Outcome | None = None
+        with self._timed(ENV_STEP):
+            for env in active:
+                env.start_step(actions, self._plan)
+            for env in active:
+                batch, told = self._finish(env, "env_step_timeout")
+                infos.append(told)
+                self._take_observations(env, batch)
+                found = _put(found, env, batch, self._plan.num_lanes)
+        if found is None:
+            return
+        terminations, truncations = found.terminations, found.truncations
+        rewards = found.rewards[playing]
+        self.total_steps += len(rewards)
+        self.total_reward += float(rewards.sum())
+        ended = (terminations | truncations) & playing
+        cut = _NONE
+        if self._context.spec.cuts_episodes:
+            cut = self._to_cut(playing) & ~ended
+            truncations |= cut
+        if len(rewards):
+            self._emit_step(playing, actions, found)
+        if not (any_true(ended) or any_true(cut) or self._has_rolled(active)):
+            return
+        cut = cut if len(cut) else np.zeros_like(ended)
+        over = self._names(np.flatnonzero(ended | cut))
+        for env, told in zip(active, infos, strict=True):
+            for lane in env.lanes:
+                if cut[lane]:
+                    env.cut(lane, told.of(lane - env.lanes.start))
+                if ended[lane] or cut[lane]:
+                    self._complete(lane)
+                self._take_beginning(env, lane)
+        self._records.clear()
+        self._policy.lanes.adapter.evict(over)
 
-    def _fill_up(self, lanes: list[int], playing: list[int], actions: Rows | None) -> Rows:
-        """Pick the actions of ``lanes``; one that does not play gets any that the space admits."""
-        sources: dict[int, tuple[Rows, int]] = {}
-        if actions is not None:
-            sources = {lane: (actions, row) for row, lane in enumerate(playing)}
-        filler = self._filler
-        if filler is None:
-            # Nothing is stepped before a lane has acted.
-            raise StateError("no lane has acted yet, so there is no action to step with")
-        return gather([sources.get(lane, filler) for lane in lanes])
+    def _has_rolled(self, active: Sequence[EnvLanes]) -> bool:
+        """Whether an env has begun an episode by itself."""
+        return any(env.group.table.episode_ids != self._ids[env.rows] for env in active)
 
-    def _step_ids(self, lanes: list[int]) -> list[str]:
-        """Return the ids that go with a step: those of the coming episodes where a lane rolls."""
-        book = self._book
-        ids = [book.table.episode_ids[lane] for lane in lanes]
-        if LaneState.ROLLING in book.states:
-            for row, lane in enumerate(lanes):
-                if book.states[lane] is LaneState.ROLLING:
-                    [ids[row]] = book.mint([lane])
-        return ids
+    def _take_beginning(self, env: EnvLanes, lane: int) -> None:
+        """Take in an episode that the env has begun by itself."""
+        new_id = env.group.table.episode_ids[lane - env.lanes.start]
+        if new_id == self._ids[lane]:
+            return
+        if env.way is ResetWay.AUTO:
+            self._begin(env, lane, by_env=True)
+        else:
+            self._ids[lane] = new_id  # It goes on uncounted, until the run resets it.
 
-    def _take_in(
-        self,
-        playing: list[int],
-        actions: Rows | None,
-        sent: list[_Sent],
-        replies: list[StepReply],
-    ) -> bool:
-        book = self._book
-        for (_, lanes, _), reply in zip(sent, replies, strict=True):
-            self._observations.put(lanes, reply.observations)
-        rewards, terminations, truncations = _spread(sent, replies, book.num_lanes)
-        book.advance(playing, rewards, terminations, truncations)
-        ended_by_env = terminations | truncations
-        for lane in book.lanes_to_cut(playing):
-            truncations[lane] |= not ended_by_env[lane]
-        if actions is not None:
-            self._emit_step(playing, actions, rewards, terminations, truncations)
-        if not (terminations.any() or truncations.any() or LaneState.ROLLING in book.states):
-            return False
-        for (part, lanes, ids), reply in zip(sent, replies, strict=True):
-            for row, lane in enumerate(lanes):
-                if book.states[lane] is LaneState.ROLLING:
-                    # This was no step of an episode: the observation begins the next one.
-                    self._begin(lane, ids[row], None, by_env=True)
-                    continue
-                terminated, truncated = bool(terminations[lane]), bool(truncations[lane])
-                if not (terminated or truncated):
-                    continue
-                if book.states[lane] is LaneState.PLAYING:
-                    info = reply.final_info(row, ids[row])
-                    self._complete(lane, terminated, truncated, info)
-                self._move_on(part, lane, ended_by_env=bool(ended_by_env[lane]))
-        return True
+    def _complete(self, lane: int) -> None:
+        record = self._of_run(lane, self._records[self._ids[lane]])
+        self.episodes.append(record)
+        if record.interrupted:
+            self._plan.replay(lane)
+        else:
+            self._plan.playing[lane] = False
+        self.emit_completed(record)
 
-    def _complete(
-        self, lane: int, terminated: bool, truncated: bool, final_info: dict[str, Any]
-    ) -> None:
-        summary = self._book.summarise(
-            lane, terminated=terminated, truncated=truncated, final_info=final_info
+    def _of_run(self, lane: int, record: EpisodeRecord) -> EpisodeRecord:
+        """Return an engine's record as the run's own, with its place in the plan."""
+        env_before, policy_before = self._waits_before[lane]
+        return replace(
+            record,
+            lane=lane,
+            endpoint=self._endpoints[lane],
+            env_id=self._context.identity[2],
+            seed=self._seeds[lane],
+            index=self._plan.index(lane),
+            env_time=self._shares.env_wait - env_before,
+            policy_time=self._shares.policy_wait - policy_before,
+            final_info=jsonable(record.final_info),
         )
-        self.episodes.append(summary)
-        self.emit_completed(summary)
 
-    def _move_on(self, part: EndpointLanes, lane: int, *, ended_by_env: bool) -> None:
-        """Bring a lane whose episode is over into its next state."""
-        book = self._book
-        book.states[lane] = part.state_after_end() if ended_by_env else LaneState.RESTING
-        if ended_by_env and part.begins_at_once:
-            [new_id] = book.mint([lane])
-            self._begin(lane, new_id, None, by_env=True)
+    def _to_cut(self, playing: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the lanes whose episode a limit of the run ends after this step."""
+        spec = self._context.spec
+        cut = np.zeros(len(playing), np.bool_)
+        for env in self._envs:
+            if spec.max_episode_steps is not None:
+                cut[env.rows] |= env.group.table.lengths >= spec.max_episode_steps
+        if spec.max_episode_seconds is not None:
+            before = time.monotonic_ns() - spec.max_episode_seconds * 1e9
+            cut |= np.array([begun <= before for begun in self._begun_ns])
+        return cut & playing
 
-    def _emit_step(
-        self,
-        lanes: list[int],
-        actions: Rows,
-        rewards: NDArray[np.float64],
-        terminations: NDArray[np.bool_],
-        truncations: NDArray[np.bool_],
-    ) -> None:
+    # What came back
+
+    def _finish(self, env: EnvLanes, limit: str) -> tuple[Batch, LaneInfos]:
+        timeout = getattr(self._context.spec.limits, limit)
+        try:
+            return env.finish(self._context.clock.left(timeout))
+        except DeadlineError as error:
+            raise late(error, limit, self._place(env.lanes), timeout) from error
+        except UnavailableError as error:
+            # The session had ended before: a run does not go on in a new one, so what ended it
+            # says more than advice to reset.
+            gone = error.__cause__
+            if isinstance(gone, ResetNeededError) and isinstance(gone.__cause__, RemoteError):
+                raise gone.__cause__ from None
+            raise
+
+    def _take_observations(self, env: EnvLanes, batch: Batch) -> None:
+        count = self._plan.num_lanes
+        if len(env.lanes) == count:
+            self._observations = batch.leaves
+            return
+        # Events may hold on to the last ones, so they are not written over.
+        old = self._observations or self._observation_codec.empty(count)
+        self._observations = [leaf.copy() for leaf in old]
+        for leaf, part in zip(self._observations, batch.leaves, strict=True):
+            leaf[env.rows] = part
+
+    @contextmanager
+    def _timed(self, operation: str) -> Iterator[None]:
+        clock = self._context.clock
+        clock.begin(operation)
+        try:
+            yield
+        finally:
+            clock.end()
+
+    # Events
+
+    def _emit_step(self, playing: NDArray[np.bool_], actions: Leaves, found: _Outcome) -> None:
         if not self._hooks.listens("step_completed"):
             return
+        lanes = np.flatnonzero(playing)
+        lengths = np.concatenate([env.group.table.lengths for env in self._envs])
         self._context.emit(
             "step_completed",
             events.StepCompleted,
             step=self._tick,
-            lanes=tuple(lanes),
-            episode_ids=self._context.ids(lanes),
-            episode_steps=tuple(int(length) for length in self._book.table.lengths[lanes]),
-            rewards=rewards[lanes],
-            terminations=terminations[lanes],
-            truncations=truncations[lanes],
-            action_rows=actions,
-            observation_rows=self._observations.gather(lanes),
+            lanes=tuple(lanes.tolist()),
+            episode_ids=self._names(lanes),
+            episode_steps=tuple(self._lengths(lanes, lengths)),
+            rewards=found.rewards[lanes],
+            terminations=found.terminations[lanes],
+            truncations=found.truncations[lanes],
+            action_rows=Rows(self._action_codec, [leaf[lanes] for leaf in actions], len(lanes)),
+            observation_rows=Rows(
+                self._observation_codec, [leaf[lanes] for leaf in self._observations], len(lanes)
+            ),
             render=self._render,
         )
 
-    def _render(self, lane: int) -> NDArray[np.uint8] | None:
-        part = self._part_of(lane)
-        call = part.env.render(part.local(lane))
-        return self._context.calls.untimed(call, self._context.spec.limits.env_step_timeout)
+    def _lengths(self, lanes: NDArray[np.intp], lengths: NDArray[np.int64]) -> list[int]:
+        # Under SAME_STEP the table holds the next episode already, the record the one that ended.
+        return [
+            int(lengths[lane]) if record is None else record.length
+            for lane in lanes.tolist()
+            for record in [self._records.get(self._ids[lane])]
+        ]
 
-    def emit_completed(self, summary: EpisodeSummary) -> None:
+    def emit_completed(self, record: EpisodeRecord) -> None:
         """Tell the hooks of an episode that is over."""
         if self._hooks.listens("episode_completed"):
-            self._context.emit("episode_completed", events.EpisodeCompleted, episode=summary)
+            self._context.emit("episode_completed", events.EpisodeCompleted, episode=record)
+
+    def _render(self, lane: int) -> NDArray[np.uint8] | None:
+        env = self._env_of[lane]
+        return env.group.render_lane(
+            lane - env.lanes.start, self._context.spec.limits.env_step_timeout
+        )
+
+    def _names(self, lanes: NDArray[np.intp]) -> tuple[str, ...]:
+        return tuple([self._ids[lane] for lane in lanes.tolist()])
+
+    def _place(self, lanes: Sequence[int]) -> CallPlace:
+        return CallPlace(self._tick, lanes, [self._ids[lane] for lane in lanes])
 
 
-def _spread(
-    sent: Sequence[_Sent], replies: Sequence[StepReply], num_lanes: int
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return rewards, terminations and truncations of all lanes; 0 and False where none came."""
-    if len(sent) == 1 and len(sent[0].lanes) == num_lanes:
-        reply = replies[0]
-        return reply.rewards, reply.terminations, reply.truncations.copy()
-    rewards = np.zeros(num_lanes, np.float64)
-    terminations = np.zeros(num_lanes, np.bool_)
-    truncations = np.zeros(num_lanes, np.bool_)
-    for (_, lanes, _), reply in zip(sent, replies, strict=True):
-        rewards[lanes] = reply.rewards
-        terminations[lanes] = reply.terminations
-        truncations[lanes] = reply.truncations
-    return rewards, terminations, truncations
+def _put(found: _Outcome | None, env: EnvLanes, batch: Batch, num_lanes: int) -> _Outcome:
+    """Put the numbers of one env beside those of the others."""
+    if len(env.lanes) == num_lanes:
+        return _Outcome(batch.rewards, batch.terminations, batch.truncations.copy())
+    if found is None:
+        found = _Outcome(
+            np.zeros(num_lanes, np.float64),
+            np.zeros(num_lanes, np.bool_),
+            np.zeros(num_lanes, np.bool_),
+        )
+    found.rewards[env.rows] = batch.rewards
+    found.terminations[env.rows] = batch.terminations
+    found.truncations[env.rows] = batch.truncations
+    return found

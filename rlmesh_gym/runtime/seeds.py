@@ -6,12 +6,7 @@ without keeping a generator's state.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["derive_seed", "derive_seeds"]
+__all__ = ["derive_seed"]
 
 # FNV-1a, 64 bit: the published offset basis and prime.
 _OFFSET_BASIS = 0xCBF29CE484222325
@@ -19,27 +14,6 @@ _PRIME = 0x100000001B3
 _MASK_U64 = 0xFFFF_FFFF_FFFF_FFFF
 # A reset seed crosses the wire as int64 and Gymnasium refuses negative ones.
 _MASK_I63 = 0x7FFF_FFFF_FFFF_FFFF
-
-_AFTER_BASE = b"\xff"
-_AFTER_SESSION = b"\xfd"
-_AFTER_GENERATION = b"\xfc"
-
-
-def _fnv1a(data: bytes, state: int = _OFFSET_BASIS) -> int:
-    for byte in data:
-        state = ((state ^ byte) * _PRIME) & _MASK_U64
-    return state
-
-
-def _prefix(base_seed: int, session_id: str, generation: int) -> int:
-    return _fnv1a(
-        base_seed.to_bytes(8, "little", signed=True)
-        + _AFTER_BASE
-        + session_id.encode()
-        + _AFTER_SESSION
-        + generation.to_bytes(8, "little")
-        + _AFTER_GENERATION
-    )
 
 
 def derive_seed(base_seed: int, session_id: str, generation: int, lane: int) -> int:
@@ -60,13 +34,16 @@ def derive_seed(base_seed: int, session_id: str, generation: int, lane: int) -> 
     Raises:
         OverflowError: A number does not fit 64 bits, or generation or lane is negative.
     """
-    state = _fnv1a(lane.to_bytes(8, "little"), _prefix(base_seed, session_id, generation))
+    words = (
+        base_seed.to_bytes(8, "little", signed=True),
+        b"\xff",
+        session_id.encode(),
+        b"\xfd",
+        generation.to_bytes(8, "little"),
+        b"\xfc",
+        lane.to_bytes(8, "little"),
+    )
+    state = _OFFSET_BASIS
+    for byte in b"".join(words):
+        state = ((state ^ byte) * _PRIME) & _MASK_U64
     return state & _MASK_I63
-
-
-def derive_seeds(
-    base_seed: int, session_id: str, generation: int, lanes: Iterable[int]
-) -> list[int]:
-    """Derive the seeds of several lanes of one reset generation, in the order given."""
-    prefix = _prefix(base_seed, session_id, generation)
-    return [_fnv1a(lane.to_bytes(8, "little"), prefix) & _MASK_I63 for lane in lanes]

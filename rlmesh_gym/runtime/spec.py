@@ -21,12 +21,19 @@ DEFAULT_SESSION_ID = "run"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+def _is_int(value: Any, lowest: float, highest: float = math.inf) -> bool:
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_whole and lowest <= value <= highest
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+def _is_time(value: Any, *, zero: bool = False, endless: bool = False) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and (value > 0 or (zero and value == 0)) and (endless or value < math.inf)
+
+
+def _require(is_right: bool, name: str, rule: str, value: Any) -> None:
+    if not is_right:
+        raise ConfigurationError(f"{name} must be {rule}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,8 @@ class RuntimeLimits:
         model_resolve_timeout: For the model to set the environment up.
         model_predict_timeout: For one answer of the model.
         close_timeout: For letting go of the model, and again for the env; always finite.
-        telemetry_window: Length of the live telemetry window; 0 for none.
+        telemetry_window: Length of the live telemetry window; 0 for none. Anything between 0 and
+            0.001 is taken as 0.001.
     """
 
     env_reset_timeout: float | None = 300.0
@@ -55,30 +63,15 @@ class RuntimeLimits:
         Raises:
             ConfigurationError: One is negative, zero where that makes no sense, or not a number.
         """
-        for name in (
-            "env_reset_timeout",
-            "env_step_timeout",
-            "model_resolve_timeout",
-            "model_predict_timeout",
-        ):
-            value = getattr(self, name)
-            if value is not None and not (_is_number(value) and value > 0):
-                message = (
-                    f"limits.{name} must be a number of seconds above 0 or None, got {value!r}"
-                )
-                raise ConfigurationError(message)
-        value = self.close_timeout
-        if not (_is_number(value) and math.isfinite(value) and value > 0):
-            message = f"limits.close_timeout must be finite seconds above 0, got {value!r}"
-            raise ConfigurationError(message)
-        value = self.telemetry_window
-        if not (_is_number(value) and math.isfinite(value) and value >= 0):
-            message = f"limits.telemetry_window must be finite seconds, 0 for none, got {value!r}"
-            raise ConfigurationError(message)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value  # noqa: PLR0124 - NaN
+        for name, value in vars(self).items():
+            if name == "close_timeout":
+                _require(_is_time(value), f"limits.{name}", "seconds above 0", value)
+            elif name == "telemetry_window":
+                is_right = _is_time(value, zero=True)
+                _require(is_right, f"limits.{name}", "seconds above 0, or 0 for none", value)
+            else:
+                is_right = value is None or _is_time(value, endless=True)
+                _require(is_right, f"limits.{name}", "seconds above 0 or None", value)
 
 
 @dataclass(frozen=True)
@@ -135,36 +128,29 @@ class RuntimeSessionSpec:
         Raises:
             ConfigurationError: What is wrong, with the value that came.
         """
-        for name in ("max_episodes", "max_steps"):
-            _check_count(name, getattr(self, name), lowest=0)
-        _check_count("max_episode_steps", self.max_episode_steps, lowest=1)
+        for name in ("max_episodes", "max_steps", "max_episode_steps"):
+            value, lowest = getattr(self, name), int(name == "max_episode_steps")
+            is_right = value is None or _is_int(value, lowest)
+            _require(is_right, name, f"at least {lowest} or None", value)
         seconds = self.max_episode_seconds
-        if seconds is not None and not (_is_number(seconds) and seconds > 0):
-            message = f"max_episode_seconds must be seconds above 0 or None, got {seconds!r}"
-            raise ConfigurationError(message)
+        is_right = seconds is None or _is_time(seconds, endless=True)
+        _require(is_right, "max_episode_seconds", "above 0 or None", seconds)
         horizon = self.execution_horizon
-        if not _is_int(horizon) or not 1 <= horizon <= MAX_EXECUTION_HORIZON:
-            message = (
-                f"execution_horizon must be an int in [1, {MAX_EXECUTION_HORIZON}], got {horizon!r}"
-            )
-            raise ConfigurationError(message)
-        if self.predict_rows not in {"auto", "together", "apart"}:
-            message = f"predict_rows is 'auto', 'together' or 'apart', got {self.predict_rows!r}"
-            raise ConfigurationError(message)
-        if not _is_text(self.session_id):
-            message = f"session_id must be a text that is not empty, got {self.session_id!r}"
-            raise ConfigurationError(message)
+        is_right = _is_int(horizon, 1, MAX_EXECUTION_HORIZON)
+        _require(is_right, "execution_horizon", f"1 to {MAX_EXECUTION_HORIZON}", horizon)
+        rows = self.predict_rows
+        is_right = rows in {"auto", "together", "apart"}
+        _require(is_right, "predict_rows", "'auto', 'together' or 'apart'", rows)
+        session: Any = self.session_id
+        is_right = isinstance(session, str) and session != ""
+        _require(is_right, "session_id", "a text, not empty", session)
         options = self.reset_options
-        if options is not None and not isinstance(options, Mapping):
-            message = f"reset_options must be a dict or None, got {options!r}"
-            raise ConfigurationError(message)
-        if not isinstance(self.limits, RuntimeLimits):
-            message = f"limits must be RuntimeLimits, got {self.limits!r}"
-            raise ConfigurationError(message)
+        is_right = options is None or isinstance(options, Mapping)
+        _require(is_right, "reset_options", "a dict or None", options)
+        _require(isinstance(self.limits, RuntimeLimits), "limits", "RuntimeLimits", self.limits)
         base = self.base_seed
-        if base is not None and not (_is_int(base) and _INT64_MIN <= base <= _INT64_MAX):
-            message = f"base_seed must be an int64 or None, got {base!r}"
-            raise ConfigurationError(message)
+        is_right = base is None or _is_int(base, _INT64_MIN, _INT64_MAX)
+        _require(is_right, "base_seed", "an int64 or None", base)
         self.limits.validate()
         numbers: dict[str, Any] = {
             name: int(value)
@@ -201,28 +187,19 @@ class RuntimeSessionSpec:
         return None
 
 
-def _check_count(name: str, value: Any, *, lowest: int) -> None:
-    if value is not None and not (_is_int(value) and value >= lowest):
-        message = f"{name} must be an int of at least {lowest} or None, got {value!r}"
-        raise ConfigurationError(message)
-
-
 def _with_planned_seeds(spec: RuntimeSessionSpec) -> RuntimeSessionSpec:
     if spec.episode_seeds is None:
         return spec
     if spec.base_seed is not None:
-        message = "give base_seed or episode_seeds, not both"
-        raise ConfigurationError(message)
+        raise ConfigurationError("give base_seed or episode_seeds, not both")
     for position, seed in enumerate(spec.episode_seeds):
-        if not _is_int(seed) or not 0 <= seed <= _INT64_MAX:
-            message = f"episode_seeds[{position}] must be an int in [0, 2**63), got {seed!r}"
-            raise ConfigurationError(message)
+        is_right = _is_int(seed, 0, _INT64_MAX)
+        _require(is_right, f"episode_seeds[{position}]", "0 to 2**63 - 1", seed)
     seeds = tuple(int(seed) for seed in spec.episode_seeds)
     episodes = len(seeds) if spec.max_episodes is None else spec.max_episodes
     if episodes > len(seeds):
-        message = (
-            f"max_episodes is {episodes} but episode_seeds has only {len(seeds)}; "
-            "give one seed per episode"
+        raise ConfigurationError(
+            f"max_episodes is {episodes} but episode_seeds has only {len(seeds)}; give one seed "
+            "per episode"
         )
-        raise ConfigurationError(message)
     return replace(spec, episode_seeds=seeds, max_episodes=episodes)

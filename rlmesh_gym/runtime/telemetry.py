@@ -7,18 +7,29 @@ snapshots, so they also come while a call hangs.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlmesh_gym.runtime.report.runtime_report import TelemetryRow, TelemetrySnapshot
+from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
+from rlmesh_gym.runtime.report.metrics import (
+    ENV_RESET,
+    ENV_STEP,
+    METRICS,
+    MODEL_PREDICT,
+    OPERATIONS,
+    CallTiming,
+    HeldByModel,
+    Metric,
+    TelemetryRow,
+    TelemetrySnapshot,
+)
+from rlmesh_gym.runtime.reservoir import Reservoir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -28,69 +39,18 @@ __all__ = [
     "METRICS",
     "MODEL_PREDICT",
     "OPERATIONS",
+    "SHORTEST_WINDOW",
     "CallTiming",
     "Metric",
-    "Reservoir",
     "Telemetry",
     "TelemetryTicker",
-    "nearest_rank",
+    "timing_of_answer",
 ]
 
 logger = logging.getLogger(__name__)
 
-MODEL_PREDICT = "model.predict"
-ENV_STEP = "env.step"
-ENV_RESET = "env.reset"
-OPERATIONS = (MODEL_PREDICT, ENV_STEP, ENV_RESET)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One thing that is measured of every call.
-
-    Attributes:
-        name: Such as ``"rpc.total"``.
-        unit: ``"s"`` or ``"bytes"``.
-        meaning: One line for people.
-    """
-
-    name: str
-    unit: Literal["s", "bytes"]
-    meaning: str
-
-
-METRICS = (
-    Metric("rpc.total", "s", "from sending the request to holding the answer"),
-    Metric("endpoint.total", "s", "what the endpoint says it spent on the request"),
-    Metric("endpoint.queue", "s", "waiting at the endpoint before work began"),
-    Metric("endpoint.decode", "s", "the endpoint reading the request"),
-    Metric("endpoint.user", "s", "the environment's or the model's own code"),
-    Metric("endpoint.encode", "s", "the endpoint writing the answer"),
-    Metric("endpoint.lane_skew", "s", "the first lane waiting for the last one"),
-    Metric("endpoint.adapter", "s", "the model's observation and action adapters"),
-    Metric("request.bytes", "bytes", "encoded size of the request"),
-    Metric("response.bytes", "bytes", "encoded size of the answer"),
-)
-"""Every metric, in the order of :class:`CallTiming` and of a snapshot's rows."""
-
-
-class CallTiming(NamedTuple):
-    """One finished call, in nanoseconds and bytes; None for what was not measured.
-
-    The fields follow :data:`METRICS`.
-    """
-
-    rpc_ns: int
-    endpoint_ns: int | None = None
-    queue_ns: int | None = None
-    decode_ns: int | None = None
-    user_ns: int | None = None
-    encode_ns: int | None = None
-    lane_skew_ns: int | None = None
-    adapter_ns: int | None = None
-    request_bytes: int | None = None
-    response_bytes: int | None = None
-
+SHORTEST_WINDOW = 0.001
+"""Seconds; a shorter telemetry window is as long as this."""
 
 _SCALES = np.array([1e-9 if metric.unit == "s" else 1.0 for metric in METRICS])
 
@@ -98,69 +58,43 @@ _SCALES = np.array([1e-9 if metric.unit == "s" else 1.0 for metric in METRICS])
 _BULK = 512
 
 
-def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
-    """Return the nearest-rank percentile: the smallest sample with that part at or below it.
+def timing_of_answer(
+    answer: Any,
+    elapsed_ns: int,
+    *,
+    request_bytes: int | None = None,
+    response_bytes: int | None = None,
+) -> CallTiming:
+    """What a call took, by this side's clock and by what the endpoint says.
+
+    A zero that the endpoint sent is a zero; only a field that it did not send is None.
 
     Args:
-        ordered: Ascending samples, not empty.
-        fraction: In ``(0, 1]``.
+        answer: A ``JoinResponse`` of an env or a model; None before it has come.
+        elapsed_ns: From sending the request to holding the answer.
+        request_bytes: Encoded size of the request.
+        response_bytes: Encoded size of the answer.
     """
-    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
+    if answer is None:
+        return CallTiming(elapsed_ns, request_bytes=request_bytes)
+    is_env = isinstance(answer, env_pb2.JoinResponse)
+    return CallTiming(
+        elapsed_ns,
+        answer.endpoint_total_ns or _zero(answer, "endpoint_total_ns"),
+        answer.queue_ns or _zero(answer, "queue_ns"),
+        answer.decode_ns or _zero(answer, "decode_ns"),
+        answer.user_ns or _zero(answer, "user_ns"),
+        answer.encode_ns or _zero(answer, "encode_ns"),
+        (answer.lane_skew_ns or _zero(answer, "lane_skew_ns")) if is_env else None,
+        None if is_env else (answer.adapter_ns or _zero(answer, "adapter_ns")),
+        request_bytes,
+        response_bytes,
+    )
 
 
-class Reservoir:
-    """A uniform random sample of bounded size, with exact count and sum.
-
-    Args:
-        capacity: Samples kept at most.
-        rng: Source of the random choices.
-    """
-
-    __slots__ = ("_capacity", "_rng", "_samples", "count", "total")
-
-    def __init__(self, capacity: int, rng: np.random.Generator) -> None:
-        self._capacity = capacity
-        self._rng = rng
-        self._samples = np.empty(0)
-        self.count = 0
-        self.total = 0.0
-
-    @property
-    def samples(self) -> NDArray[np.float64]:
-        """The samples kept, in no particular order; not to be changed."""
-        return self._samples
-
-    def extend(self, values: NDArray[np.float64]) -> None:
-        """Take samples in; every sample so far is kept with equal chance."""
-        self.total += float(values.sum())
-        room = self._capacity - len(self._samples)
-        if room > 0:
-            self._samples = np.concatenate([self._samples, values[:room]])
-            self.count += len(values[:room])
-            values = values[room:]
-        if not len(values):
-            return
-        # Sample number n replaces a random one of the kept with a chance of capacity / n.
-        numbers = np.arange(self.count + 1, self.count + len(values) + 1)
-        self.count += len(values)
-        places = (self._rng.random(len(values)) * numbers).astype(np.intp)
-        chosen = places < self._capacity
-        self._samples[places[chosen]] = values[chosen]
-
-    def row(self, operation: str, metric: Metric) -> TelemetryRow:
-        """Summarise the samples, which must not be empty."""
-        ordered = np.sort(self._samples).tolist()
-        return TelemetryRow(
-            operation=operation,
-            metric=metric.name,
-            unit=metric.unit,
-            count=self.count,
-            avg=self.total / self.count,
-            p50=nearest_rank(ordered, 0.50),
-            p95=nearest_rank(ordered, 0.95),
-            p99=nearest_rank(ordered, 0.99),
-            total=self.total,
-        )
+def _zero(answer: Any, name: str) -> int | None:
+    """What a field that reads as zero says: 0 if it was sent, None if it was not."""
+    return 0 if answer.HasField(name) else None
 
 
 class _Horizon:
@@ -205,7 +139,7 @@ class Telemetry:
         window_capacity: int = 1024,
         session_capacity: int = 4096,
     ) -> None:
-        self.env_id = ""
+        self.env_id: str = ""
         self._session_id = session_id
         self._run_id = run_id
         # Seeded, so that telemetry takes nothing from the user's generators.
@@ -215,6 +149,8 @@ class Telemetry:
         self._window = _Horizon(window_capacity, self._rng)
         self._session = _Horizon(session_capacity, self._rng)
         self._pending: tuple[str, float] | None = None
+        self._held: HeldByModel | None = None
+        self._most_held: HeldByModel | None = None
         self._noted: dict[str, list[CallTiming]] = {operation: [] for operation in OPERATIONS}
 
     def begin(self, operation: str) -> None:
@@ -225,8 +161,23 @@ class Telemetry:
         """Note that nothing is being waited for."""
         self._pending = None
 
+    def note_held(self, episodes: int | None, state_bytes: int | None, live: int) -> None:
+        """Take in what the model says that it holds.
+
+        Args:
+            episodes: Episodes that it holds state of; None where it does not say.
+            state_bytes: Size of that state, likewise.
+            live: Episodes that the run is playing now.
+        """
+        if episodes is None:
+            return
+        held = self._held = HeldByModel(episodes, state_bytes, live)
+        most = self._most_held
+        if most is None or held.excess >= most.excess:
+            self._most_held = held
+
     def record(self, operation: str, timing: CallTiming) -> None:
-        """Take in one finished call."""
+        """Take in one answered call; an error is no answer, and is not counted."""
         noted = self._noted[operation]
         with self._lock:
             noted.append(timing)
@@ -248,16 +199,19 @@ class Telemetry:
         with self._lock:
             self._work_off()
             window, self._window = self._window, _Horizon(self._window_capacity, self._rng)
-        return self._snapshot("window", window)
+        return self._snapshot("window", window, self._held)
 
     def session_snapshot(self) -> TelemetrySnapshot:
         """Summarise all samples so far."""
         with self._lock:
             self._work_off()
-            return self._snapshot("session", self._session)
+            return self._snapshot("session", self._session, self._most_held)
 
     def _snapshot(
-        self, horizon: Literal["window", "session"], samples: _Horizon
+        self,
+        horizon: Literal["window", "session"],
+        samples: _Horizon,
+        held: HeldByModel | None,
     ) -> TelemetrySnapshot:
         now = time.monotonic()
         pending = self._pending
@@ -270,15 +224,18 @@ class Telemetry:
             taken_at=time.time(),
             duration=now - samples.began,
             pending=None if pending is None else (pending[0], now - pending[1]),
+            held=held,
         )
 
 
 class TelemetryTicker:
     """Calls ``deliver`` with a window snapshot every ``window`` seconds, on a thread of its own.
 
+    A window without a sample is passed over, unless one call hung all through it.
+
     Args:
         telemetry: Where the samples are.
-        window: Seconds between snapshots, above 0.
+        window: Seconds between snapshots; :data:`SHORTEST_WINDOW` at least.
         deliver: Takes each snapshot. What it raises is logged.
     """
 
@@ -286,7 +243,7 @@ class TelemetryTicker:
         self, telemetry: Telemetry, window: float, deliver: Callable[[TelemetrySnapshot], None]
     ) -> None:
         self._telemetry = telemetry
-        self._window = window
+        self._window = max(SHORTEST_WINDOW, window)
         self._deliver = deliver
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rlmesh_gym-telemetry", daemon=True)
@@ -313,7 +270,11 @@ class TelemetryTicker:
             self._tick()
 
     def _tick(self) -> None:
+        snapshot = self._telemetry.window_snapshot()
+        hangs = snapshot.pending is not None and snapshot.pending[1] >= self._window
+        if not snapshot.rows and not hangs:
+            return
         try:
-            self._deliver(self._telemetry.window_snapshot())
+            self._deliver(snapshot)
         except Exception:
             logger.exception("delivering a telemetry window failed")

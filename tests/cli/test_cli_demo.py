@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 import rlmesh_gym as rg
-from rlmesh_gym.cli.demo_learner import PPO, Network, Rollout
+from rlmesh_gym.cli.demo_learner import PPO, Network, advantages_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ def test_the_demo_learns_and_ends(program: Callable[..., Outcome]) -> None:
     assert match
     before, after = map(float, match.groups())
     assert after > 2 * before
-    assert "the last episodes\nepisode" in shown.out
+    assert re.search(r"the last 10 of \d+ episodes\nepisode id", shown.out)
     assert "learning" in shown.err
     again = program("demo", "--seed", 3, "--updates", 6)
     numbers = re.compile(r"[\d.]+ before, [\d.]+ after [\d,]+ steps")
@@ -43,7 +43,7 @@ def test_a_demo_that_does_not_learn_says_so(
 def test_gradients_against_differences() -> None:
     """The network's hand-written gradient, seen through one step of plain descent."""
     rng = np.random.default_rng(0)
-    network = Network(3, 5, 2, 1.0, rng)
+    network = Network((3, 5, 4, 2), 1.0, rng)
     x = rng.standard_normal((4, 3))
     weights = rng.standard_normal((4, 2))
 
@@ -51,7 +51,7 @@ def test_gradients_against_differences() -> None:
         return float((network.forward(x)[0] * weights).sum())
 
     expected = []
-    for parameter in network.parameters:
+    for parameter in network.weights:
         gradient = np.zeros_like(parameter)
         for place in np.ndindex(parameter.shape):
             kept = parameter[place]
@@ -64,43 +64,30 @@ def test_gradients_against_differences() -> None:
     norm = np.sqrt(sum(float((part**2).sum()) for part in expected))
     network.step(weights, network.forward(x)[1], 0.0)
     # Adam's first moment after one step is a tenth of the clipped gradient.
-    for moment, gradient in zip(network._first, expected, strict=True):
+    for (moment, _), gradient in zip(network.moments, expected, strict=True):
         np.testing.assert_allclose(moment, 0.1 * gradient * min(1, 0.5 / norm), atol=1e-6)
 
 
 def test_advantages_against_a_recursion() -> None:
     rng = np.random.default_rng(1)
-    learner = PPO(2, 2, seed=0)
-    steps, lanes = 12, 3
-    rollout = Rollout()
-    for _ in range(steps):
-        observations = rng.standard_normal((lanes, 2))
-        rollout.observations.append(observations)
-        rollout.values.append(learner.value(observations))
-        rollout.rewards.append(rng.standard_normal(lanes))
-        rollout.terminations.append(rng.random(lanes) < 0.2)
-        rollout.truncations.append(rng.random(lanes) < 0.2)
-    last = rng.standard_normal((lanes, 2))
-    advantages, returns = learner._advantages(rollout, last)
+    steps, lanes, gamma, lam = 12, 3, 0.99, 0.95
+    values, rewards = rng.standard_normal((steps + 1, lanes)), rng.standard_normal((steps, lanes))
+    terminations, truncations = rng.random((2, steps, lanes)) < 0.2
 
     def advantage(step: int, lane: int) -> float:
         if step == steps:
             return 0.0
-        value = rollout.values[step][lane]
-        following = (
-            learner.value(last)[lane] if step + 1 == steps else rollout.values[step + 1][lane]
-        )
-        reward = learner.reward_scale * rollout.rewards[step][lane]
-        if rollout.terminations[step][lane]:
+        reward, value = rewards[step][lane], values[step][lane]
+        if terminations[step][lane]:
             return float(reward - value)
-        error = float(reward + learner.gamma * following - value)
-        if rollout.truncations[step][lane]:
+        error = float(reward + gamma * values[step + 1][lane] - value)
+        if truncations[step][lane]:
             return error
-        return error + learner.gamma * learner.gae_lambda * advantage(step + 1, lane)
+        return error + gamma * lam * advantage(step + 1, lane)
 
     expected = [[advantage(step, lane) for lane in range(lanes)] for step in range(steps)]
-    np.testing.assert_allclose(advantages, expected)
-    np.testing.assert_allclose(returns, advantages + np.stack(rollout.values))
+    found = advantages_of(values, rewards, terminations, truncations)
+    np.testing.assert_allclose(found, expected)
 
 
 def test_bench_beside_gymnasium(program: Callable[..., Outcome]) -> None:

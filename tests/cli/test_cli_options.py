@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import sys
@@ -15,8 +16,7 @@ from gymnasium.vector import AutoresetMode
 from rlmesh_gym.cli.loading import build_handler, load_object
 from rlmesh_gym.cli.options import (
     add_connection_options,
-    client_timeouts,
-    client_tls,
+    connection_arguments,
     keyword_arguments,
     positive_int,
 )
@@ -58,14 +58,12 @@ def test_wrong_counts(text: str) -> None:
 def test_connection_options() -> None:
     parser = argparse.ArgumentParser()
     add_connection_options(parser)
-    plain = parser.parse_args([])
-    assert (plain.token, client_tls(plain), client_timeouts(plain)) == (None, None, None)
-    full = parser.parse_args(["--tls", "roots.pem", "--timeout", "2.5"])
-    assert client_tls(full) == {"root_certificates": "roots.pem"}
-    timeouts = client_timeouts(full)
-    assert timeouts is not None
-    assert set(timeouts.values()) == {2.5}
-    assert client_tls(parser.parse_args(["--tls"])) is True
+    plain = connection_arguments(parser.parse_args([]))
+    assert plain == {"token": None, "tls": None, "timeouts": None}
+    full = connection_arguments(parser.parse_args(["--tls", "roots.pem", "--timeout", "2.5"]))
+    assert full["tls"] == {"root_certificates": "roots.pem"}
+    assert set(full["timeouts"].values()) == {2.5}
+    assert connection_arguments(parser.parse_args(["--tls"]))["tls"] is True
     with pytest.raises(SystemExit):
         parser.parse_args(["--timeout", "0"])
 
@@ -102,6 +100,44 @@ def test_what_can_be_served() -> None:
     assert build_handler(READY, {}) is READY
     assert build_handler(Handler, {"offset": 4}).offset == 4
     assert build_handler(Handler, {}).offset == 0
+
+
+class Module:
+    """As a torch module: whatever it is called with."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0]
+
+
+def logged(function: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+@functools.wraps(act)
+def wrapped(*args: Any, **kwargs: Any) -> Any:
+    return act(*args, **kwargs)
+
+
+@pytest.mark.parametrize("policy", [act, logged(act), wrapped, Module(), Module().__call__, len])
+def test_a_policy_is_no_factory(policy: Any) -> None:
+    assert build_handler(policy, {}) is policy
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments"),
+    [
+        (make, {}),
+        (functools.partial(make), {}),
+        (lambda checkpoint="last": act, {}),
+        (lambda **options: act, {}),
+        (lambda *args, **options: act, {"checkpoint": "last"}),
+    ],
+)
+def test_a_factory_is_called(factory: Any, arguments: dict[str, Any]) -> None:
+    assert build_handler(factory, arguments) is act
 
 
 @pytest.mark.parametrize(
@@ -165,7 +201,7 @@ def test_kinds_of_environments() -> None:
     try:
         assert isinstance(single, gym.Env)
         assert isinstance(lanes, list)
-        assert isinstance(vector, gym.vector.SyncVectorEnv)
+        assert isinstance(vector, gym.vector.VectorEnv)
         assert vector.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     finally:
         closing: list[Any] = [single, vector, *lanes]  # type: ignore[misc]

@@ -264,7 +264,7 @@ ENDS = ("--env", "e:1", "--model", "m:1")
         (("--env", "e:1", "--model", "m:1", "--shard", "1/2"), "--shard needs --seed"),
         (("--env", "nonsense", "--model", "m:1"), "nonsense"),
         ((*ENDS, "--seed", str(2**63)), "base_seed must be an int64"),
-        ((*ENDS, "--horizon", "5000"), "execution_horizon must be an int in"),
+        ((*ENDS, "--horizon", "5000"), "execution_horizon must be 1 to 1024, got 5000"),
         ((*ENDS, "--episodes", str(10**12)), "more than one run keeps"),
     ],
 )
@@ -490,7 +490,7 @@ def test_damaged_records_are_refused_with_a_reason(
         journal.append({"env_id": "CartPole-v1", "seed": 0, "episode_id": "x"})
     shown = program("run", "--resume", tmp_path / "o", "--episodes", 3)
     assert shown.code == 2
-    assert "no episode of this version" in shown.error_line
+    assert "not an episode of this version: it lacks lane, endpoint" in shown.error_line
     (tmp_path / "o" / "run.json").write_text("{")
     shown = program("run", "--resume", tmp_path / "o")
     assert shown.code == 2
@@ -507,7 +507,7 @@ def test_what_is_kept_of_a_plan(
     assert plan["horizon"] == 2
     report = read_report(tmp_path / "o")
     assert report is not None
-    assert report.execution_horizon == 2
+    assert report.requested_horizon == 2
     assert {episode.length for episode in report.episodes} == {6}
 
 

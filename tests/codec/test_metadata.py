@@ -22,9 +22,7 @@ from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym._proto.spaces.v1 import meta_pb2
 from rlmesh_gym.codec import (
     decode_meta_map,
-    decode_meta_value,
     encode_meta_map,
-    encode_meta_value,
 )
 from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.errors import CodecError
@@ -125,9 +123,9 @@ VALUES: dict[str, tuple[Any, str | None, Any]] = {
 
 @pytest.mark.parametrize(("value", "kind", "back"), VALUES.values(), ids=VALUES.keys())
 def test_values(value: Any, kind: str | None, back: Any) -> None:
-    message = encode_meta_value(value)
-    assert message.WhichOneof("kind") == kind
-    decoded = decode_meta_value(message)
+    message = encode_meta_map({"k": value})
+    assert message.entries["k"].WhichOneof("kind") == kind
+    decoded = decode_meta_map(message)["k"]
     assert decoded == back
     assert type(decoded) is type(back)
     in_map = meta_pb2.MetaMap.FromString(encode_meta_map({"k": value}).SerializeToString())
@@ -135,7 +133,7 @@ def test_values(value: Any, kind: str | None, back: Any) -> None:
 
 
 def test_nan() -> None:
-    assert math.isnan(decode_meta_value(encode_meta_value(np.float32("nan"))))
+    assert math.isnan(decode_meta_map(encode_meta_map({"k": np.float32("nan")}))["k"])
 
 
 class _Endless:
@@ -246,12 +244,13 @@ def test_nesting(kind: str) -> None:
     with pytest.raises(CodecError, match="nested more than"):
         encode_meta_map({"k": nested(MAX_META_DEPTH)})
 
-    value = outermost = meta_pb2.MetaValue()
+    outermost = meta_pb2.MetaMap()
+    value = outermost.entries["k"]
     for _ in range(3000):
         value = value.map.entries["k"] if kind == "map" else value.list.items.add()
     value.bool = True
     with pytest.raises(CodecError, match="nested more than"):
-        decode_meta_value(outermost)
+        decode_meta_map(outermost)
 
 
 @given(st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym._proto.spaces.v1 import spaces_pb2, types_pb2
 from rlmesh_gym.codec import UnrestrictedText, decode_space, encode_env_spec, encode_space
 from rlmesh_gym.codec.spaces.limits import MAX_SPACE_DEPTH
+from rlmesh_gym.codec.spaces.space_encoding import plain_integers
 from rlmesh_gym.errors import CodecError, UnsupportedSpaceError
 from tests import strategies
 from tests.catalogue import (
@@ -221,14 +223,32 @@ class TestDict:
             encode_space(spaces.Dict({"\ud800": spaces.Discrete(2)}))
 
 
-def test_wire_integers_are_int64() -> None:
-    """Gymnasium's narrower Discrete dtypes have no place on the wire."""
-    discrete = spaces.Discrete(3)
-    discrete.dtype = np.dtype(np.int32)  # type: ignore[assignment]
-    assert encode_space(discrete).dtype == types_pb2.DATA_TYPE_INT64
-    narrow = spaces.MultiDiscrete([3, 4], dtype=np.int32)
-    assert encode_space(narrow).dtype == types_pb2.DATA_TYPE_INT64
-    assert over_the_wire(narrow).dtype == np.int64
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64])
+def test_integers_keep_dtype_and_start(dtype: Any) -> None:
+    narrow = spaces.MultiDiscrete(np.array([[3, 4]]), dtype=dtype, start=np.array([[2, 1]]))
+    decoded: Any = over_the_wire(narrow)
+    assert decoded == narrow
+    assert (decoded.dtype, decoded.start.tolist()) == (dtype, [[2, 1]])
+    plain: Any = over_the_wire(spaces.MultiDiscrete([3, 4], dtype=dtype))
+    assert plain.start.tolist() == [0, 0]
+    if "dtype" in inspect.signature(spaces.Discrete.__init__).parameters:
+        discrete = spaces.Discrete(3, start=1, dtype=dtype)
+        decoded = over_the_wire(discrete)
+        assert decoded == discrete
+        assert decoded.sample().dtype == dtype
+
+
+def test_the_released_form_of_integers() -> None:
+    narrow = spaces.MultiDiscrete([3, 4], dtype=np.int8)
+    nested = spaces.Dict({"a": spaces.Tuple((spaces.Discrete(3, start=-1), narrow))})
+    spec = encode_space(nested)
+    plain_integers(spec)
+    assert decode_space(spec)["a"][1].dtype == np.int64  # type: ignore[index]
+    assert decode_space(spec)["a"][0].start == -1  # type: ignore[index]
+    offset = encode_space(spaces.Tuple([spaces.MultiDiscrete([3, 4], start=[0, 1])]))
+    with pytest.raises(UnsupportedSpaceError, match=r"start \[0, 1\]") as caught:
+        plain_integers(offset)
+    assert caught.value.path == "$[0]"
 
 
 def _spec(**fields: Any) -> SpaceSpec:
@@ -286,7 +306,23 @@ MALFORMED: dict[str, tuple[SpaceSpec, str]] = {
         _discrete(discrete=spaces_pb2.DiscreteSpec(n=2, start=2**63 - 1)),
         "expected a range",
     ),
-    "discrete_dtype": (_discrete(dtype=8), "expected INT64, got INT32"),
+    "discrete_dtype": (_discrete(dtype=11), "expected INT64 or another integer type, got FLOAT32"),
+    "discrete_below": (
+        _discrete(dtype=6, discrete=spaces_pb2.DiscreteSpec(n=3, start=-129)),
+        "expected a range in int8",
+    ),
+    "nvec_above": (
+        _spec(shape=[2], dtype=2, multi_discrete=spaces_pb2.MultiDiscreteSpec(nvec=[2, 257])),
+        "expected ranges in uint8",
+    ),
+    "start_below": (
+        _spec(shape=[1], dtype=2, multi_discrete=spaces_pb2.MultiDiscreteSpec(nvec=[2, -1])),
+        "expected ranges in uint8",
+    ),
+    "start_overflow": (
+        _spec(shape=[1], dtype=9, multi_discrete=spaces_pb2.MultiDiscreteSpec(nvec=[2, 2**63 - 1])),
+        "expected ranges in int64",
+    ),
     "discrete_shape": (_discrete(shape=[1]), "expected no shape"),
     "multi_binary_dtype": (
         _spec(shape=[2], dtype=1, multi_binary=spaces_pb2.MultiBinarySpec()),

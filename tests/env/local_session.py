@@ -59,6 +59,7 @@ class LocalSession:
         self.mode = mode
         self.has_partial_reset = partial_reset or subset_step
         self.has_lane_operations = subset_step
+        self.has_arrays = False
         self.endpoint = name
         self.timeouts = Timeouts()
         first = self.envs[0]
@@ -78,6 +79,10 @@ class LocalSession:
         self.is_closed = False
         self.fail_next: Error | None = None
         self.is_dead = False
+
+    @staticmethod
+    def pack(codec: SpaceCodec, leaves: Any, num_rows: int) -> Any:
+        return codec.encode(leaves, num_rows)
 
     def _refuse(self, operation: str) -> Error | None:
         error, self.fail_next = self.fail_next, None

@@ -7,16 +7,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
-from rlmesh_gym.codec import SpaceCodec, encode_meta_map
+from rlmesh_gym.codec import SpaceCodec, encode_meta_map, join_infos
+from rlmesh_gym.codec.final_observations import read_sample
 from rlmesh_gym.env import ConformanceWarning, RemoteVectorEnv
 from rlmesh_gym.env.drive.endpoint import StepReply
 from rlmesh_gym.env.reading.conformance import ConformanceLog
 from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos, read_infos
-from rlmesh_gym.env.reading.joining import join
-from rlmesh_gym.env.reading.samples import read_sample
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server import EnvServer
 from rlmesh_gym.server.env.lane_vector import LaneVector
@@ -26,9 +25,7 @@ from tests.fake_envs import CountingEnv, InfoVarietyEnv
 
 
 def joined(*infos: dict[str, Any]) -> dict[str, Any]:
-    vector = VectorEnv[Any, Any, Any]()
-    vector.num_envs = len(infos)
-    return join(enumerate(infos), len(infos), vector._add_info)
+    return join_infos(enumerate(infos), len(infos))
 
 
 def read(infos: dict[str, Any], rows: int, **options: Any) -> Any:

@@ -291,7 +291,7 @@ def test_ends_that_a_broken_connection_has_swallowed_are_sent_again() -> None:
         return Silent()
 
     session: Any = SimpleNamespace(is_streaming=True, reset_adapter=reset_adapter)
-    evictions = EpisodeEvictions(session, "env", PolicyStats())
+    evictions = EpisodeEvictions(session, "env", PolicyStats(), warnings.warn)
     evictions.note_asked(["a", "b"])
     evictions.end(["a", "c"])
     assert sent == [["env", "a"]]

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlmesh_gym.runtime import RemoteRuntimeEnv, RemoteRuntimeModel, RuntimeHooks, events
+from rlmesh_gym.rpc import EnvSession, ModelSession
+from rlmesh_gym.runtime import RuntimeHooks, events
 from rlmesh_gym.server import EnvServer, ModelHandler, ModelServer, PredictFrames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from rlmesh_gym.runtime import RuntimeReport, TelemetrySnapshot
-    from rlmesh_gym.runtime.ends.protocols import Episode, HistoryRows
-    from rlmesh_gym.runtime.ends.rows import Rows
 
 
 @contextlib.contextmanager
@@ -83,58 +82,62 @@ class Trace:
         return " ".join(self.names.get(episode_id, "?") for episode_id in episode_ids)
 
 
-class TapEnv(RemoteRuntimeEnv):
-    """Writes down every request to the env."""
+class TapEnv:
+    """A session with an env that writes down every request."""
 
-    def __init__(self, address: str, trace: Trace, first: int = 0) -> None:
-        super().__init__(address)
+    def __init__(self, session: EnvSession, trace: Trace) -> None:
+        self.session = session
         self.trace = trace
-        self.first = first
+        self.endpoint = session.endpoint
 
-    def reset(
-        self,
-        *,
-        lanes: Sequence[int] | None,
-        seeds: Sequence[int] | None,
-        episode_ids: Sequence[str],
-        options: Mapping[str, Any] | None,
-    ) -> Any:
-        seeded = "" if seeds is None else ", seeded"
-        self.trace.add(f"> reset {self._who(lanes, episode_ids)}{seeded}")
-        return super().reset(lanes=lanes, seeds=seeds, episode_ids=episode_ids, options=options)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
 
-    def step(
-        self, actions: Rows, *, lanes: Sequence[int] | None, episode_ids: Sequence[str]
-    ) -> Any:
-        self.trace.add(f"> step {self._who(lanes, episode_ids)}")
-        return super().step(actions, lanes=lanes, episode_ids=episode_ids)
+    def reset(self, **options: Any) -> Any:
+        seeded = ", seeded" if options.get("seeds") else ""
+        self.trace.add(f"> reset {self._who(**options)}{seeded}")
+        return self.session.reset(**options)
 
-    def _who(self, lanes: Sequence[int] | None, episode_ids: Sequence[str]) -> str:
-        places = range(len(episode_ids)) if lanes is None else lanes
+    def step(self, action: Any, **options: Any) -> Any:
+        self.trace.add(f"> step {self._who(**options)}")
+        return self.session.step(action, **options)
+
+    def render(self, env_indices: Sequence[int] = ()) -> Any:
+        return self.session.render(env_indices)
+
+    def _who(
+        self, *, env_indices: Sequence[int] = (), episode_ids: Sequence[str] = (), **_: Any
+    ) -> str:
+        places = env_indices or range(len(episode_ids))
         names = [
-            self.trace.name(self.first + lane, episode_id)
+            self.trace.name(lane, episode_id)
             for lane, episode_id in zip(places, episode_ids, strict=True)
         ]
-        return ("all: " if lanes is None else "lanes: ") + " ".join(names)
+        return ("lanes: " if env_indices else "all: ") + " ".join(names)
 
 
-class TapModel(RemoteRuntimeModel):
-    """Writes down every request to the model."""
+class TapModel:
+    """A session with a model that writes down every request."""
 
-    def __init__(self, address: str, trace: Trace) -> None:
-        super().__init__(address)
+    def __init__(self, session: ModelSession, trace: Trace) -> None:
+        self.session = session
         self.trace = trace
+        self.endpoint = session.endpoint
 
-    def resolve(self, env: Any, route: str, session_id: str, execution_horizon: int) -> Any:
-        self.trace.add(f"> resolve, horizon {execution_horizon}")
-        return super().resolve(env, route, session_id, execution_horizon)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def resolve_adapter(self, env_id: str, env_spec: Any, **options: Any) -> Any:
+        self.trace.add(f"> resolve, horizon {options['execution_horizon']}")
+        return self.session.resolve_adapter(env_id, env_spec, **options)
 
     def predict(
         self,
-        observations: Rows,
-        episodes: Sequence[Episode],
+        env_id: str,
+        observation: Any,
+        episodes: Sequence[tuple[str, int | None]],
         *,
-        history: Sequence[HistoryRows] = (),
+        history: Sequence[Any] = (),
         step: int | None = None,
     ) -> Any:
         past = "".join(
@@ -142,15 +145,18 @@ class TapModel(RemoteRuntimeModel):
             for rows in history
         )
         self.trace.add(f"> predict {self.trace.ids([name for name, _ in episodes])}{past}")
-        return super().predict(observations, episodes, history=history, step=step)
+        return self.session.predict(env_id, observation, episodes, history=history, step=step)
 
-    def forget(self, episode_ids: Sequence[str]) -> Any:
+    def reset_adapter(self, env_id: str, episode_ids: Sequence[str]) -> Any:
         self.trace.add(f"> forget {self.trace.ids(episode_ids)}")
-        return super().forget(episode_ids)
+        return self.session.reset_adapter(env_id, episode_ids)
 
-    def release(self, reason: str) -> Any:
+    def release_adapter(self, env_id: str, reason: str = "") -> Any:
         self.trace.add(f"> release: {reason}")
-        return super().release(reason)
+        return self.session.release_adapter(env_id, reason)
+
+    def close(self, reason: str = "", **farewell: Any) -> None:
+        self.session.close(reason, **farewell)
 
 
 class TraceHooks(RuntimeHooks):

@@ -10,17 +10,10 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlmesh_gym.runtime import LocalRuntimeEnv, RuntimeHooks, events, run
+from rlmesh_gym.runtime import RuntimeHooks, events, run
 from tests.fake_envs import CountingEnv
 from tests.runtime.runtime_doubles import SteadyModel
-
-
-class WholeOnly(LocalRuntimeEnv):
-    """Can only be reset as a whole."""
-
-    @property
-    def has_partial_reset(self) -> bool:
-        return False
+from tests.runtime.test_runtime_driver import whole_only
 
 
 def play_alone(length: int, lane: int, horizon: int, limit: int | None) -> tuple[int, float]:
@@ -102,7 +95,7 @@ def test_any_run(
         lengths = [lengths[0]] * len(lengths)  # anything else is refused, and tested elsewhere
     makers = [partial(CountingEnv, length, base=float(lane)) for lane, length in enumerate(lengths)]
     envs = gym.vector.SyncVectorEnv(makers, autoreset_mode=mode)
-    end = WholeOnly(envs) if whole else LocalRuntimeEnv(envs)
+    end = whole_only(envs) if whole else envs
     handler = SteadyModel(chunk)
     hooks = Order()
     seeds = list(range(50, 50 + episodes)) if seeded else None

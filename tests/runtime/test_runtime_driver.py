@@ -16,14 +16,14 @@ from gymnasium.vector import AutoresetMode
 from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.errors import AutoresetError, ConfigurationError, ModelError
 from rlmesh_gym.runtime import (
-    LocalRuntimeEnv,
-    LocalRuntimeModel,
     RuntimeReport,
     derive_seed,
     events,
     run,
 )
 from rlmesh_gym.server import HistoryNeeds, ModelHandler, ModelRouteSetup, RouteNeeds
+from rlmesh_gym.server.env.in_process import InProcessEnvSession
+from rlmesh_gym.server.env.served_vector import ServedVector
 from tests.fake_envs import AllSpacesEnv, CountingEnv, counting_vector
 from tests.runtime.runtime_doubles import (
     SteadyModel,
@@ -114,6 +114,17 @@ def test_rows_predicted_are_as_few_as_chunks_allow(socket_dir: Path, kind: str) 
         report = run(address, handler, episodes=9, execution_horizon=2)
     rows = sum(len(ids) for ids in handler.predicted)
     assert rows == sum(-(-episode.length // 2) for episode in report.episodes)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_the_horizon_reported_is_the_one_executed(chunk: int) -> None:
+    handler = SteadyModel(chunk)
+    report = run(make("NEXT_STEP"), handler, episodes=6, execution_horizon=4)
+    assert (report.execution_horizon, report.requested_horizon) == (chunk, 4)
+    assert report.predict_calls == len(handler.predicted)
+    assert report.predict_rows == sum(len(ids) for ids in handler.predicted)
+    assert len(report.notes) == (chunk < 4)
+    assert ("longer execution horizon" in report.bottleneck.sentence) <= (chunk == 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,12 +257,11 @@ def test_endpoints_of_different_spaces_are_refused(socket_dir: Path) -> None:
     assert second in str(caught.value)
 
 
-class WholeOnly(LocalRuntimeEnv):
+def whole_only(envs: Any) -> Any:
     """A vector env that can only be reset as a whole, as the released package serves one."""
-
-    @property
-    def has_partial_reset(self) -> bool:
-        return False
+    session = InProcessEnvSession(ServedVector(envs, "whole", in_process=True))
+    session.has_partial_reset = False
+    return session
 
 
 def test_a_vector_without_partial_reset_is_reset_when_all_have_ended() -> None:
@@ -259,7 +269,7 @@ def test_a_vector_without_partial_reset_is_reset_when_all_have_ended() -> None:
         [lambda: CountingEnv(3), lambda: CountingEnv(3, base=100.0)],
         autoreset_mode=AutoresetMode.DISABLED,
     )
-    report = run(WholeOnly(envs), SteadyModel(), episodes=5, seed=3)
+    report = run(whole_only(envs), SteadyModel(), episodes=5, seed=3)
     assert [episode.length for episode in report.episodes] == [3] * 5
     assert [episode.seed for episode in report.episodes] == [
         derive_seed(3, "run", index // 2, index % 2) for index in range(5)
@@ -267,7 +277,7 @@ def test_a_vector_without_partial_reset_is_reset_when_all_have_ended() -> None:
 
 
 def test_and_refuses_episodes_of_different_lengths() -> None:
-    envs = WholeOnly(counting_vector(2, AutoresetMode.DISABLED))
+    envs = whole_only(counting_vector(2, AutoresetMode.DISABLED))
     with pytest.raises(AutoresetError, match=r"lanes \[0\] have ended while others have not"):
         run(envs, SteadyModel(), episodes=4)
 
@@ -275,7 +285,7 @@ def test_and_refuses_episodes_of_different_lengths() -> None:
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 def test_with_autoreset_it_waits_for_the_slowest_where_seeds_are_wanted(mode: str) -> None:
     envs = counting_vector(3, AutoresetMode[mode])
-    report = run(WholeOnly(envs), SteadyModel(), episode_seeds=range(8), max_episode_steps=3)
+    report = run(whole_only(envs), SteadyModel(), episode_seeds=range(8), max_episode_steps=3)
     assert [episode.seed for episode in report.episodes] == list(range(8))
     assert [episode.length for episode in report.episodes] == [2, 3, 3, 2, 3, 3, 2, 3]
 
@@ -463,11 +473,10 @@ def test_local_handlers_are_told_of_their_episodes_and_asked_for_no_more_than_th
             return self.setup
 
     handler = Short()
-    model = LocalRuntimeModel(handler)
     envs = make("NEXT_STEP")
-    with pytest.raises(ConfigurationError, match="at most 2"):
-        run(envs, model, episodes=1, execution_horizon=3)
-    report = run(envs, model, episodes=3, execution_horizon=2)
+    with pytest.raises(ModelError, match="at most 2"):
+        run(envs, handler, episodes=1, execution_horizon=3)
+    report = run(envs, handler, episodes=3, execution_horizon=2)
     assert len(report.episodes) == 3
     assert handler.setup.released == [report.run_id]
 

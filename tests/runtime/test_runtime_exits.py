@@ -26,8 +26,6 @@ from rlmesh_gym.errors import (
 from rlmesh_gym.rpc import GrpcHost, ModelServiceCallbacks, answer_handshake
 from rlmesh_gym.runtime import (
     Cancellation,
-    RemoteRuntimeEnv,
-    RemoteRuntimeModel,
     RuntimeDriver,
     RuntimeHooks,
     RuntimeLimits,
@@ -35,6 +33,7 @@ from rlmesh_gym.runtime import (
     RuntimeSessionSpec,
     events,
 )
+from rlmesh_gym.runtime.ends.policies import SessionPolicy
 from rlmesh_gym.server import EnvServer
 from tests.fake_envs import BlockingEnv, CountingEnv, FailingEnv
 from tests.runtime.runtime_doubles import Witness, env_server
@@ -117,9 +116,7 @@ def leave(
     """Run to whatever end, and check what all ends have in common."""
     witness = Witness()
     spec = RuntimeSessionSpec(**{"max_episodes": 3, "limits": LIMITS, **options})
-    driver = RuntimeDriver(
-        spec, RemoteRuntimeEnv(env), RemoteRuntimeModel(model), [*(hooks or []), witness]
-    )
+    driver = RuntimeDriver(spec, env, model, [*(hooks or []), witness])
     before = set(threading.enumerate())
     error: BaseException | None = None
     report: RuntimeReport
@@ -270,7 +267,7 @@ def test_model_error(socket_dir: Path) -> None:
         found = leave(env, model.address)
     assert isinstance(found.error, ModelError)
     assert "out of ideas" in str(found.error)
-    assert found.report.telemetry.row("model.predict", "rpc.total") is not None
+    assert found.report.telemetry.row("model.predict", "rpc.total") is None  # No operation.
     assert_released(model)
 
 
@@ -307,7 +304,8 @@ def test_no_action_frames(socket_dir: Path) -> None:
 
     with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, empty) as model:
         found = leave(env, model.address)
-    assert isinstance(found.error, ProtocolError)
+    assert isinstance(found.error, ModelError)
+    assert found.error.code == "INVALID_RESPONSE"
     assert "at least one" in str(found.error)
     assert_released(model)
 
@@ -319,7 +317,8 @@ def test_action_frames_of_the_wrong_size(socket_dir: Path) -> None:
 
     with env_server(socket_dir, [CountingEnv()]) as env, raw_model(socket_dir, grow) as model:
         found = leave(env, model.address)
-    assert isinstance(found.error, ProtocolError)
+    assert isinstance(found.error, ModelError)
+    assert found.error.code == "INVALID_RESPONSE"
     assert "expected 8 bytes" in str(found.error)
     assert_released(model)
 
@@ -358,12 +357,26 @@ def test_transform_to_what_is_no_action(socket_dir: Path) -> None:
 def test_step_timeout(socket_dir: Path) -> None:
     env = BlockingEnv()
     limits = RuntimeLimits(env_step_timeout=0.1, close_timeout=CLOSE, telemetry_window=0.01)
-    with env_server(socket_dir, [env]) as address, raw_model(socket_dir) as model:
+    reasons: list[str] = []
+
+    def listen(request: Any, response: Any) -> None:
+        if request.HasField("release_adapter"):
+            reasons.append(request.release_adapter.reason)
+
+    with env_server(socket_dir, [env]) as address, raw_model(socket_dir, listen) as model:
         found = leave(address, model.address, limits=limits)
         assert env.in_step == 1, "the run waited for the step"
         env.release.set()
     assert isinstance(found.error, DeadlineError)
     assert "limits.env_step_timeout" in str(found.error)
+    # Who was late, with what, and for whom; the model hears of it too.
+    [cut] = found.report.episodes
+    place = f"(at step 0, lanes [0], episodes {cut.episode_id})"
+    for part in (found.error.endpoint, "step: no answer within", place):
+        assert part in str(found.error)
+        assert part in reasons[0]
+    # A call that failed is no operation.
+    assert found.report.telemetry.row("env.step", "rpc.total") is None
     windows = [snapshot for snapshot in found.witness.snapshots if snapshot.horizon == "window"]
     # Windows went on while the call hung, and said so.
     assert any(window.pending and window.pending[0] == "env.step" for window in windows)
@@ -384,6 +397,8 @@ def test_predict_timeout(socket_dir: Path) -> None:
         release.set()
     assert isinstance(found.error, DeadlineError)
     assert "limits.model_predict_timeout" in str(found.error)
+    [cut] = found.report.episodes
+    assert str(found.error).endswith(f"(at step 0, lanes [0], episodes {cut.episode_id})")
 
 
 def test_nobody_at_the_env(socket_dir: Path) -> None:
@@ -470,15 +485,28 @@ def test_an_error_of_letting_go_does_not_spoil_a_good_run(socket_dir: Path) -> N
     assert found.report.stop_reason == "max_episodes"
 
 
-def test_a_failed_eviction_ends_the_run(socket_dir: Path) -> None:
+def test_a_failed_eviction_ends_no_run(socket_dir: Path) -> None:
+    evicted: list[list[str]] = []
+
     def fail(request: Any, response: Any) -> None:
         if request.HasField("reset_adapter"):
+            evicted.append(list(request.reset_adapter.episode_ids))
             response.error.message = "cannot forget"
 
-    with env_server(socket_dir, [CountingEnv(2)]) as env, raw_model(socket_dir, fail) as model:
+    with (
+        env_server(socket_dir, [CountingEnv(2)]) as env,
+        raw_model(socket_dir, fail) as model,
+        pytest.warns(UserWarning, match="said once.*cannot forget") as told,
+    ):
         found = leave(env, model.address, max_episodes=50)
-    assert isinstance(found.error, ModelError)
-    assert "cannot forget" in str(found.error)
+    assert found.error is None
+    assert len(found.report.completed_episodes) == 50
+    assert len(told) == 1
+    assert sum("cannot forget" in log.message for log in found.witness.of(events.LogEvent)) == 1
+    # What was refused goes out again with a later end.
+    assert len(evicted) == 50
+    assert evicted[0] == [found.report.episodes[0].episode_id]
+    assert set(evicted[0]) <= set(evicted[-1])
     assert_released(model)
 
 
@@ -504,18 +532,20 @@ def test_a_hook_that_exits_while_the_run_ends(
     assert model.kinds.count("release_adapter") == 2
 
 
-def test_an_interrupt_while_the_model_is_released_leaves_nothing_open(socket_dir: Path) -> None:
-    class Impatient(RemoteRuntimeModel):
-        def release(self, reason: str) -> Any:
-            super().release(reason)
-            raise KeyboardInterrupt
+def test_an_interrupt_while_the_model_is_released_leaves_nothing_open(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impatient(self: SessionPolicy, reason: str, timeout: float) -> None:
+        raise KeyboardInterrupt
 
     witness = Witness()
     with env_server(socket_dir, [CountingEnv(2)]) as env, raw_model(socket_dir) as model:
         spec = RuntimeSessionSpec(max_episodes=3, limits=LIMITS)
-        driver = RuntimeDriver(spec, env, Impatient(model.address), witness)
-        with pytest.raises(KeyboardInterrupt) as raised:
-            driver.run()
+        with monkeypatch.context() as patch:
+            patch.setattr(SessionPolicy, "release", impatient)
+            driver = RuntimeDriver(spec, env, model.address, witness)
+            with pytest.raises(KeyboardInterrupt) as raised:
+                driver.run()
         assert leave(env, model.address, max_episodes=0).error is None
     report = raised.value.report  # type: ignore[attr-defined]
     assert len(report.completed_episodes) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,18 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_gym.runtime import RuntimeLimits, TelemetrySnapshot, run
+from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
+from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
+from rlmesh_gym.runtime import HeldByModel, RuntimeLimits, TelemetrySnapshot, run
 from rlmesh_gym.runtime.report.bottleneck import TimeShares
+from rlmesh_gym.runtime.reservoir import Reservoir, nearest_rank
 from rlmesh_gym.runtime.telemetry import (
     ENV_RESET,
     ENV_STEP,
     METRICS,
     MODEL_PREDICT,
+    SHORTEST_WINDOW,
     CallTiming,
-    Reservoir,
     Telemetry,
     TelemetryTicker,
-    nearest_rank,
+    timing_of_answer,
 )
 from tests.fake_envs import CountingEnv
 from tests.runtime.runtime_doubles import SteadyModel, Witness, env_server, model_server
@@ -87,6 +91,55 @@ def test_windows_begin_anew_and_the_session_goes_on() -> None:
     assert [snapshot.rows[0].count for snapshot in (first, second, session)] == [3, 1, 4]
     assert telemetry.window_snapshot().rows == ()
     assert (first.horizon, session.horizon) == ("window", "session")
+
+
+def test_a_window_without_a_call_is_passed_over() -> None:
+    telemetry = Telemetry("s")
+    delivered: list[TelemetrySnapshot] = []
+    ticker = TelemetryTicker(telemetry, 0.0, delivered.append)
+    assert ticker._window == SHORTEST_WINDOW == 0.001
+    ticker._tick()
+    telemetry.record(ENV_STEP, CallTiming(1000))
+    ticker._tick()
+    ticker._tick()
+    telemetry.begin(ENV_STEP)
+    telemetry._pending = (ENV_STEP, time.monotonic() - 1)  # A call that hangs is worth telling.
+    ticker._tick()
+    assert [(len(one.rows), one.pending is not None) for one in delivered] == [
+        (1, False),
+        (0, True),
+    ]
+
+
+def test_zeros_that_were_sent_are_zeros() -> None:
+    silent = timing_of_answer(model_pb2.JoinResponse(), 5, request_bytes=1, response_bytes=2)
+    assert silent == CallTiming(5, request_bytes=1, response_bytes=2)
+    told = model_pb2.JoinResponse(endpoint_total_ns=0, queue_ns=0, user_ns=0, adapter_ns=0)
+    assert timing_of_answer(told, 5) == CallTiming(5, 0, 0, None, 0, None, None, 0)
+    env = env_pb2.JoinResponse(endpoint_total_ns=9, lane_skew_ns=0)
+    assert timing_of_answer(env, 5) == CallTiming(5, 9, lane_skew_ns=0)
+    assert timing_of_answer(None, 5, request_bytes=3) == CallTiming(5, request_bytes=3)
+    telemetry = Telemetry("s")
+    telemetry.record(MODEL_PREDICT, timing_of_answer(told, 5))
+    row = telemetry.session_snapshot().row(MODEL_PREDICT, "endpoint.queue")
+    assert row is not None
+    assert (row.count, row.avg) == (1, 0.0)
+
+
+def test_what_a_model_holds() -> None:
+    telemetry = Telemetry("s")
+    telemetry.note_held(None, None, 4)
+    assert telemetry.session_snapshot().held is None
+    telemetry.note_held(40, 4096, 4)
+    telemetry.note_held(4, None, 4)
+    window, session = telemetry.window_snapshot(), telemetry.session_snapshot()
+    assert window.held == HeldByModel(4, None, 4)
+    assert window.held.warning is None
+    assert session.held == HeldByModel(40, 4096, 4)
+    assert "the model holds 40 episodes, 4 are live" in str(session.held.warning)
+    assert TelemetrySnapshot.from_dict(session.to_dict()) == session
+    # An episode that has just ended may still be held along with the next one.
+    assert HeldByModel(8, None, 4).warning is None
 
 
 def test_windows_come_while_a_call_hangs() -> None:
@@ -164,6 +217,18 @@ def test_shares_split_waiting_by_what_endpoints_say() -> None:
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.sentence.count("%") == 4
     assert found.sentence.endswith(".")
+
+
+def test_a_longer_horizon_is_no_advice_where_it_changes_nothing() -> None:
+    for name, other in (("policy", "faster model"), ("env", "endpoints")):
+        shares = TimeShares()
+        getattr(shares, f"add_{name}")(1.0, [])
+        assert other in shares.bottleneck(1.0, longer_horizon_helps=False).sentence
+        assert "horizon" not in shares.bottleneck(1.0, longer_horizon_helps=False).sentence
+    shares = TimeShares()
+    shares.add_policy(1.0, [])
+    expected = "a longer execution horizon or a faster model would help."
+    assert shares.bottleneck(1.0).sentence.endswith(expected)
 
 
 def test_an_endpoint_cannot_claim_more_than_was_waited_for() -> None:

@@ -59,6 +59,10 @@ class Leaf(ABC):
     def decode(self, data: bytes, num_rows: int) -> NDArray[Any]:
         """Return a new array of ``num_rows`` rows."""
 
+    def view(self, data: bytes, num_rows: int) -> NDArray[Any]:
+        """Return the rows for reading only, a view of ``data`` where it holds them as they are."""
+        return self.decode(data, num_rows)
+
     @abstractmethod
     def decode_into(self, data: bytes, out: NDArray[Any]) -> None:
         """Fill all rows of ``out``, a C-contiguous array of this leaf."""
@@ -134,6 +138,12 @@ class FixedLeaf(Leaf):
             return as_array(view.astype(view.dtype.newbyteorder("=")), self.dtype, self.path)
         return view.astype(self.dtype)
 
+    def view(self, data: bytes, num_rows: int) -> NDArray[Any]:
+        """Return the bytes themselves as an array, unless the space counts in another dtype."""
+        if self._narrow or self.wire != self.dtype:
+            return self.decode(data, num_rows)
+        return self._view(data, num_rows)
+
     def decode_into(self, data: bytes, out: NDArray[Any]) -> None:
         """Copy the bytes over ``out`` without a temporary."""
         view = self._view(data, len(out))
@@ -188,6 +198,10 @@ class FixedLeaf(Leaf):
 
 class TruthLeaf(FixedLeaf):
     """One byte per element, any byte but 0 counting as 1: bool Box and MultiBinary."""
+
+    def view(self, data: bytes, num_rows: int) -> NDArray[Any]:
+        """Return a new array: bytes other than 0 and 1 are told apart from truth values."""
+        return self.decode(data, num_rows)
 
     def decode(self, data: bytes, num_rows: int) -> NDArray[Any]:
         """Return a new array of False and True, or 0 and 1."""

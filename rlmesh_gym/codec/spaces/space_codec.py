@@ -20,12 +20,25 @@ if TYPE_CHECKING:
 
     from rlmesh_gym._proto.spaces.v1 import spaces_pb2
 
-__all__ = ["Leaves", "SpaceCodec"]
+__all__ = ["Leaves", "LeavesValue", "SpaceCodec"]
 
 Leaves = list["NDArray[Any]"]
 """One array per fundamental space in pre-order, rows first: shape ``(n, *leaf.shape)``, the leaf's
 own dtype. A Text leaf is an object array of ``str``, shape ``(n,)``; so every row operation is
 numpy indexing."""
+
+
+class LeavesValue:
+    """A batch handed over within one process: what stands where a peer would get a message.
+
+    Args:
+        leaves: One array per fundamental space. Whoever receives them copies or only reads.
+    """
+
+    __slots__ = ("leaves",)
+
+    def __init__(self, leaves: Leaves) -> None:
+        self.leaves = leaves
 
 
 class SpaceCodec:
@@ -95,7 +108,7 @@ class SpaceCodec:
         pairs = zip(self._leaves, leaves, strict=True)
         return [leaf.buffer(rows, num_rows) for leaf, rows in pairs]
 
-    def decode(self, value: value_pb2.SpaceValue, num_rows: int) -> Leaves:
+    def decode(self, value: value_pb2.SpaceValue | LeavesValue, num_rows: int) -> Leaves:
         """Return the leaves of a message as new, writable, C-contiguous arrays.
 
         Args:
@@ -105,13 +118,38 @@ class SpaceCodec:
         Raises:
             CodecError: Another number of leaves or rows, or bytes that do not fit.
         """
+        if isinstance(value, LeavesValue):
+            return [rows.copy() for rows in self._handed_over(value, num_rows)]
         data = value.leaves
         self._check_count(data)
         pairs = zip(self._leaves, data, strict=True)
         return [leaf.decode(part, num_rows) for leaf, part in pairs]
 
+    def view(self, value: value_pb2.SpaceValue | LeavesValue, num_rows: int) -> Leaves:
+        """Return the leaves of a message for reading only, views of its bytes where possible.
+
+        Raises:
+            CodecError: As for ``decode``.
+        """
+        if isinstance(value, LeavesValue):
+            return self._handed_over(value, num_rows)
+        data = value.leaves
+        self._check_count(data)
+        pairs = zip(self._leaves, data, strict=True)
+        return [leaf.view(part, num_rows) for leaf, part in pairs]
+
+    def _handed_over(self, value: LeavesValue, num_rows: int) -> Leaves:
+        self._check_count(value.leaves)
+        for leaf, rows in zip(self._leaves, value.leaves, strict=True):
+            leaf.check_rows(rows, num_rows)
+        return value.leaves
+
     def decode_into(
-        self, value: value_pb2.SpaceValue, out: Leaves, start: int, num_rows: int
+        self,
+        value: value_pb2.SpaceValue | LeavesValue,
+        out: Leaves,
+        start: int,
+        num_rows: int,
     ) -> None:
         """Write the rows of a message over rows ``start`` to ``start + num_rows`` of ``out``.
 
@@ -126,6 +164,10 @@ class SpaceCodec:
         Raises:
             CodecError: As for ``decode``; leaves before the one at fault are overwritten then.
         """
+        if isinstance(value, LeavesValue):
+            for target, given in zip(out, self._handed_over(value, num_rows), strict=True):
+                target[start : start + num_rows] = given
+            return
         data = value.leaves
         self._check_count(data)
         self._check_count(out)

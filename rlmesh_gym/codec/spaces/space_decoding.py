@@ -30,6 +30,9 @@ __all__ = ["decode_space"]
 # Gymnasium sorts the keys of a plain dict unless told otherwise, which it can be since 1.4.
 _CAN_KEEP_ORDER = "sort_keys" in inspect.signature(spaces.Dict.__init__).parameters
 
+_DISCRETE_HAS_DTYPE = "dtype" in inspect.signature(spaces.Discrete.__init__).parameters
+_INT64_MAX = np.iinfo(np.int64).max
+
 _MAX_RANK = 31  # numpy 1.x stops at 32 axes, and a batch has one more
 
 
@@ -88,10 +91,13 @@ class _Decoder:
         return space
 
     def _discrete(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:  # noqa: ARG002
-        self._expect(spec, types_pb2.DATA_TYPE_INT64, path, scalar=True)
+        dtype = self._integers(spec, path, scalar=True)
         n, start = spec.discrete.n, spec.discrete.start
-        if n < 1 or start + n - 1 > np.iinfo(np.int64).max:
-            raise CodecError(f"expected a range in int64, got n={n}, start={start}", path=path)
+        info = np.iinfo(dtype)  # type: ignore[type-var,unused-ignore]
+        if n < 1 or start < info.min or start + n - 1 > min(info.max, _INT64_MAX):
+            raise CodecError(f"expected a range in {dtype}, got n={n}, start={start}", path=path)
+        if _DISCRETE_HAS_DTYPE:
+            return spaces.Discrete(n, start=start, dtype=dtype)  # type: ignore[arg-type,unused-ignore]
         return spaces.Discrete(n, start=start)
 
     def _multi_binary(
@@ -111,14 +117,28 @@ class _Decoder:
         path: str,
         depth: int,  # noqa: ARG002
     ) -> spaces.Space[Any]:
-        self._expect(spec, types_pb2.DATA_TYPE_INT64, path)
+        dtype = self._integers(spec, path)
         shape = self._shape(spec, 8, path)
-        nvec: NDArray[np.int64] = np.array(spec.multi_discrete.nvec, dtype=np.int64)
-        if nvec.size != math.prod(shape):
-            expected = f"{math.prod(shape)} entries in nvec for shape {shape}"
-            message = f"expected {expected}, got {nvec.size}"
+        size = math.prod(shape)
+        numbers: NDArray[np.int64] = np.array(spec.multi_discrete.nvec, dtype=np.int64)
+        if numbers.size not in {size, 2 * size}:
+            message = f"expected {size} entries in nvec for shape {shape}, got {numbers.size}"
             raise CodecError(message, path=path)
-        return spaces.MultiDiscrete(nvec.reshape(shape))
+        nvec, start = numbers[:size].reshape(shape), numbers[size:]
+        info = np.iinfo(dtype)  # type: ignore[type-var,unused-ignore]
+        highest = min(info.max, _INT64_MAX)
+        last = np.maximum(nvec.ravel(), 1) - 1
+        if (
+            (nvec > highest).any()
+            or (start < info.min).any()
+            or (start.size and (start > highest - last).any())
+        ):
+            raise CodecError(f"expected ranges in {dtype}", path=path)
+        return spaces.MultiDiscrete(
+            nvec,
+            dtype=dtype,  # type: ignore[arg-type,unused-ignore]
+            start=start.reshape(shape) if start.size else None,
+        )
 
     def _text(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:  # noqa: ARG002
         self._expect(spec, types_pb2.DATA_TYPE_UINT8, path, scalar=True)
@@ -166,6 +186,16 @@ class _Decoder:
         if self._row_bytes > MAX_MESSAGE_BYTES:
             message = f"with {what}, one row takes more than {MAX_MESSAGE_BYTES} bytes"
             raise CodecError(message, path=path)
+
+    def _integers(
+        self, spec: spaces_pb2.SpaceSpec, path: str, *, scalar: bool = False
+    ) -> np.dtype[Any]:
+        dtype = decode_dtype(spec.dtype, path)
+        if dtype.kind not in "iu":
+            name = data_type_name(spec.dtype)
+            raise CodecError(f"expected INT64 or another integer type, got {name}", path=path)
+        self._expect(spec, spec.dtype, path, scalar=scalar)
+        return dtype
 
     @staticmethod
     def _expect(

@@ -1,10 +1,16 @@
 """Gymnasium spaces to ``SpaceSpec`` messages.
 
 A ``Dict`` keeps the key order in which it is declared: that order is the order of the leaves.
+
+Messages are made in the form of the capability ``rlmesh_gym.spaces``, which differs from that of
+the released package in two places only: Discrete and MultiDiscrete name their own dtype (there
+always INT64), and the ``nvec`` of a MultiDiscrete with a start other than 0 is followed by the
+start. ``plain_integers`` makes the released form of it. Values are int64 in both.
 """
 
 from __future__ import annotations
 
+import math
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +27,7 @@ from rlmesh_gym.errors import UnsupportedSpaceError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["encode_space"]
+__all__ = ["encode_space", "plain_integers"]
 
 
 def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceSpec:
@@ -35,17 +41,40 @@ def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceS
         path: Where the space stands; prefix of the paths in errors.
 
     Returns:
-        A new message. Bounds are little-endian bytes; the dtype of Discrete and MultiDiscrete is
-        always INT64, that of MultiBinary UINT8.
+        A new message. Bounds are little-endian bytes; the dtype of MultiBinary is always UINT8.
 
     Raises:
         UnsupportedSpaceError: The space, or one inside it, has no form on the wire: Graph,
-            Sequence, OneOf, custom spaces, ``longdouble``, a MultiDiscrete with a start other
-            than 0, Dict keys that are not strings.
+            Sequence, OneOf, custom spaces, ``longdouble``, Dict keys that are not strings.
     """
     spec = spaces_pb2.SpaceSpec()
     _fill(space, spec, path, 0)
     return spec
+
+
+def plain_integers(spec: spaces_pb2.SpaceSpec, path: str = "$") -> None:
+    """Change a message of ``encode_space`` into the form that the released package reads.
+
+    Raises:
+        UnsupportedSpaceError: A MultiDiscrete starts elsewhere than at 0.
+    """
+    kind = spec.WhichOneof("spec")
+    if kind == "dict":
+        for key, child in zip(spec.dict.keys, spec.dict.spaces, strict=True):
+            plain_integers(child, f"{path}.{key}")
+    elif kind == "tuple":
+        for index, child in enumerate(spec.tuple.spaces):
+            plain_integers(child, f"{path}[{index}]")
+    elif kind in ("discrete", "multi_discrete"):
+        spec.dtype = types_pb2.DATA_TYPE_INT64
+        nvec = spec.multi_discrete.nvec
+        if len(nvec) > math.prod(spec.shape):
+            start = list(nvec[math.prod(spec.shape) :])
+            message = (
+                f"the other end does not know a MultiDiscrete with start {start}; let it start at "
+                "0 and add the offset in the environment"
+            )
+            raise UnsupportedSpaceError(message, path=path)
 
 
 @singledispatch
@@ -88,10 +117,10 @@ def _wire_bytes(array: NDArray[Any]) -> bytes:
 def _discrete(
     space: spaces.Discrete[Any],
     spec: spaces_pb2.SpaceSpec,
-    path: str,  # noqa: ARG001
+    path: str,
     depth: int,  # noqa: ARG001
 ) -> None:
-    spec.dtype = types_pb2.DATA_TYPE_INT64
+    spec.dtype = encode_dtype(space.dtype, path)
     spec.discrete.n = int(space.n)
     spec.discrete.start = int(space.start)
 
@@ -115,16 +144,12 @@ def _multi_discrete(
     path: str,
     depth: int,  # noqa: ARG001
 ) -> None:
-    if np.any(space.start):
-        message = (
-            f"a MultiDiscrete with start {space.start.tolist()} has no form on the wire; "
-            "let it start at 0 and add the offset in the environment"
-        )
-        raise UnsupportedSpaceError(message, path=path)
     spec.shape.extend(space.shape)
-    spec.dtype = types_pb2.DATA_TYPE_INT64
+    spec.dtype = encode_dtype(space.dtype, path)
     spec.multi_discrete.SetInParent()
     spec.multi_discrete.nvec.extend(space.nvec.ravel().tolist())
+    if np.any(space.start):
+        spec.multi_discrete.nvec.extend(space.start.ravel().tolist())
 
 
 @_fill.register(spaces.Text)

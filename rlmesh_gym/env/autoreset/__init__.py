@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlmesh_gym.env.autoreset.choice import as_autoreset_mode, choose_conversion
+from rlmesh_gym.env.autoreset.choice import choose_conversion
 from rlmesh_gym.env.autoreset.conversion import Conversion
 
-__all__ = ["Conversion", "as_autoreset_mode", "choose_conversion"]
+__all__ = ["Conversion", "choose_conversion"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.autoreset.conversion import Conversion
     from rlmesh_gym.env.drive.endpoint import Endpoint
 
-__all__ = ["as_autoreset_mode", "choose_conversion"]
+__all__ = ["choose_conversion"]
 
 _NEXT, _SAME, _DISABLED = (
     AutoresetMode.NEXT_STEP,
@@ -30,24 +30,6 @@ _NATIVE: dict[AutoresetMode, type[Conversion]] = {
 }
 _RESET = "partial reset (capability 'rlmesh_gym.partial_reset' or 'subset_step')"
 _STEP = "subset step (capability 'subset_step')"
-
-
-def as_autoreset_mode(value: AutoresetMode | str | None) -> AutoresetMode | None:
-    """Return the mode that the user means.
-
-    Args:
-        value: A mode, its value (``"NextStep"``), its name (``"NEXT_STEP"``), or None.
-
-    Raises:
-        ConfigurationError: Not a mode.
-    """
-    if value is None or isinstance(value, AutoresetMode):
-        return value
-    for mode in AutoresetMode:
-        if value in (mode.value, mode.name):
-            return mode
-    known = ", ".join(repr(mode.value) for mode in AutoresetMode)
-    raise ConfigurationError(f"autoreset_mode must be one of {known} or None, got {value!r}")
 
 
 def choose_conversion(endpoint: Endpoint, asked: AutoresetMode) -> Conversion:

@@ -11,11 +11,13 @@ from rlmesh_gym.env.reading.infos import BatchedInfos
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
+    from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint, StepReply
-    from rlmesh_gym.env.drive.exchange import Exchange, InfoRows
-    from rlmesh_gym.rpc import Pending
+    from rlmesh_gym.env.drive.exchange import Exchange
+    from rlmesh_gym.env.reading.infos import InfoRows
+    from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["Conversion", "sent"]
 
@@ -97,6 +99,29 @@ class Conversion(ABC):
             endpoint.record(row, reply, row, reply.info(row))
         return self.rows(reply)
 
+    def step_some(self, indices: Sequence[int], actions: Leaves, batch: Batch) -> Exchange:
+        """Step some lanes only, none of which is ended; see :meth:`step_running`.
+
+        Args:
+            indices: Their env_indices, ascending.
+            actions: One row per lane of the endpoint.
+            batch: Only the rows of these lanes are written.
+        """
+        response = yield self.endpoint.send_lane_step(indices, actions)
+        infos = self.take_some(response, indices, batch)
+        return sorted(infos.items())
+
+    def take_some(
+        self, response: interaction_pb2.StepResponse, indices: Sequence[int], batch: Batch
+    ) -> dict[int, dict[str, Any]]:
+        """Take in a step of some lanes; return their infos by env_index."""
+        endpoint = self.endpoint
+        reply = endpoint.read_step(response, indices)
+        self.put_lane_step(indices, reply, batch)
+        for row in endpoint.advance(reply, indices):
+            endpoint.record(indices[row], reply, row, reply.info(row))
+        return {index: reply.info(row) for row, index in enumerate(indices)}
+
     def put_step(self, reply: StepReply, batch: Batch) -> None:
         """Write a whole step to the batch and keep its observation."""
         endpoint = self.endpoint
@@ -131,14 +156,14 @@ class Conversion(ABC):
         return [(index, infos.row(index)) for index in range(self.endpoint.num_envs)]
 
 
-def sent(exchange: Generator[Pending[Any], Any, T]) -> Generator[Pending[Any], Any, T]:
+def sent(exchange: Generator[AnyPending, Any, T]) -> Generator[AnyPending, Any, T]:
     """Send the first request of an exchange now and return the rest of it."""
     return _rest(exchange, next(exchange))
 
 
 def _rest(
-    exchange: Generator[Pending[Any], Any, T], pending: Pending[Any]
-) -> Generator[Pending[Any], Any, T]:
+    exchange: Generator[AnyPending, Any, T], pending: AnyPending
+) -> Generator[AnyPending, Any, T]:
     while True:
         failure: Exception | None = None
         message = None

@@ -70,13 +70,10 @@ class NextStepByLanes(Conversion):
             raise failure or error from None
         self._pace.note(time.perf_counter() - begun, together=together)
         # The lanes were stepped, whatever became of the others.
-        reply = endpoint.read_step(response, running)
-        self.put_lane_step(running, reply, batch)
-        for row in endpoint.advance(reply, running):
-            endpoint.record(running[row], reply, row, reply.info(row))
+        stepped = self.take_some(response, running, batch)
         if failure is not None:
             raise failure
-        infos.update((index, reply.info(row)) for row, index in enumerate(running))
+        infos.update(stepped)
         return sorted(infos.items())
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
+from rlmesh_gym.codec import filler_action
 from rlmesh_gym.errors import ActionError, ActionTypeError, CodecError
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class ActionReader:
         self._refuse([entry for entry in wrong if ignored is None or not ignored[entry[0]]])
         rows = sorted({lane for lane, _, _ in wrong})
         if self._filler is None:
-            self._filler = self._codec.flatten_row(_filler(self._space))
+            self._filler = filler_action(self._codec)
         replaced = [leaf.copy() for leaf in leaves]
         for leaf, fill in zip(replaced, self._filler, strict=True):
             leaf[rows] = fill[0]
@@ -153,19 +154,3 @@ class ActionReader:
             raise ActionError(
                 f"step: the action of lane {lane} is not in {self._space}: {path}: {detail}"
             )
-
-
-def _filler(space: spaces.Space[Any]) -> Any:
-    """Return some member of the space, the same one each time."""
-    if isinstance(space, spaces.Dict):
-        return {key: _filler(child) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_filler(child) for child in space.spaces)
-    if isinstance(space, spaces.Box):
-        return np.clip(np.zeros(space.shape, dtype=space.dtype), space.low, space.high)
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return space.start
-    if isinstance(space, spaces.Text):
-        first = next(iter(space.character_list), "")
-        return first * space.min_length
-    return np.zeros(space.shape or (), dtype=space.dtype)

@@ -27,6 +27,7 @@ class Batch:
         codec: Codec of the single observation space.
         num_envs: Number of lanes.
         leaves: Observation buffers to write into; new ones where None.
+        read_only: The observations are only read, so they may be views of a message.
 
     Attributes:
         rewards: float64 ``(n,)``.
@@ -34,15 +35,31 @@ class Batch:
         truncations: bool ``(n,)``.
     """
 
-    __slots__ = ("_codec", "_leaves", "num_envs", "rewards", "terminations", "truncations")
+    __slots__ = (
+        "_codec",
+        "_leaves",
+        "_read_only",
+        "num_envs",
+        "rewards",
+        "terminations",
+        "truncations",
+    )
 
     rewards: NDArray[np.float64]
     terminations: NDArray[np.bool_]
     truncations: NDArray[np.bool_]
 
-    def __init__(self, codec: SpaceCodec, num_envs: int, leaves: Leaves | None = None) -> None:
+    def __init__(
+        self,
+        codec: SpaceCodec,
+        num_envs: int,
+        leaves: Leaves | None = None,
+        *,
+        read_only: bool = False,
+    ) -> None:
         self._codec = codec
         self._leaves = leaves
+        self._read_only = read_only
         self.num_envs = num_envs
         self.rewards = np.zeros(num_envs, dtype=np.float64)
         self.terminations = np.zeros(num_envs, dtype=np.bool_)
@@ -62,13 +79,17 @@ class Batch:
             CodecError: The message does not hold that many rows of the space.
         """
         if self._leaves is None and num_rows == self.num_envs:
-            # The only endpoint: its decoded arrays are the result, one copy in all.
-            self._leaves = self._codec.decode(value, num_rows)
+            # The only endpoint: its decoded arrays are the result, one copy in all, or none.
+            decode = self._codec.view if self._read_only else self._codec.decode
+            self._leaves = decode(value, num_rows)
         else:
             self._codec.decode_into(value, self.leaves, start, num_rows)
 
     def put_rows(self, lanes: Sequence[int] | slice, rows: Leaves) -> None:
         """Copy rows, one per lane, over some lanes."""
+        if self._read_only and self._leaves is not None:
+            self._leaves = [leaf.copy() for leaf in self._leaves]
+            self._read_only = False
         for leaf, part in zip(self.leaves, rows, strict=True):
             leaf[lanes] = part
 

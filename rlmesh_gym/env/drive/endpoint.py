@@ -12,25 +12,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from rlmesh_gym.codec.lane_infos import FINAL_INFO
 from rlmesh_gym.env.drive.last_observation import LastObservation
 from rlmesh_gym.env.reading.conformance import ConformanceLog
-from rlmesh_gym.env.reading.infos import FINAL_INFO
+from rlmesh_gym.env.reading.infos import hand_over_infos
 from rlmesh_gym.env.reading.infos import read_infos as read_wire_infos
 from rlmesh_gym.errors import ProtocolError, ResetNeededError, UnavailableError
 from rlmesh_gym.lanes import any_true, mint_episode_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym._proto.spaces.v1 import meta_pb2, value_pb2
     from rlmesh_gym.codec import Leaves, SpaceCodec
-    from rlmesh_gym.env.open.sources import Source
+    from rlmesh_gym.env.open.sources import AnyEnvSession, Source
     from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos
-    from rlmesh_gym.lanes import EpisodeLog, LaneTable
-    from rlmesh_gym.rpc import EnvSession, Pending
+    from rlmesh_gym.episodes import EpisodeLog
+    from rlmesh_gym.lanes import LaneTable
+    from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["Endpoint", "StepReply"]
 
@@ -90,12 +92,13 @@ class Endpoint:
         last: Last observation of each of them.
         is_lost: It must be reset as a whole before anything else.
         is_loss_told: The user has been told so by an error or by the flags of a step.
+        watch: Called with each answer that came, for those who keep its timings.
     """
 
     def __init__(
         self,
         source: Source,
-        session: EnvSession,
+        session: AnyEnvSession,
         start: int,
         *,
         codec: SpaceCodec,
@@ -120,6 +123,7 @@ class Endpoint:
         self.last = LastObservation(codec, self.num_envs)
         self.is_lost = False
         self.is_loss_told = True
+        self.watch: Callable[[AnyPending], None] | None = None
         # The slot of one lane is the whole endpoint, so whole requests do for it.
         self.can_reset_lanes = session.has_partial_reset or self.num_envs == 1
         self.can_step_lanes = session.has_lane_operations or self.num_envs == 1
@@ -141,25 +145,21 @@ class Endpoint:
 
     # Steps
 
-    def send_step(
-        self, actions: Leaves, episode_ids: Sequence[str] | None = None
-    ) -> Pending[interaction_pb2.StepResponse]:
+    def send_step(self, actions: Leaves, episode_ids: Sequence[str] | None = None) -> AnyPending:
         """Ask for a step of all lanes.
 
         Args:
             actions: One row per lane.
             episode_ids: Ids to send; the table's where None.
         """
-        value = self.action_codec.encode(actions, self.num_envs)
+        value = self.session.pack(self.action_codec, actions, self.num_envs)
         ids = self.table.episode_ids[self.rows] if episode_ids is None else episode_ids
         try:
             return self.session.step(value, episode_ids=ids)
         except ResetNeededError as error:
             raise self.gone("step", error) from error
 
-    def send_lane_step(
-        self, indices: Sequence[int], actions: Leaves
-    ) -> Pending[interaction_pb2.StepResponse]:
+    def send_lane_step(self, indices: Sequence[int], actions: Leaves) -> AnyPending:
         """Ask for a step of some lanes.
 
         Args:
@@ -167,7 +167,7 @@ class Endpoint:
             actions: Rows of *all* lanes of the endpoint.
         """
         rows = [leaf[indices] for leaf in actions]
-        value = self.action_codec.encode(rows, len(indices))
+        value = self.session.pack(self.action_codec, rows, len(indices))
         ids = [self.table.episode_ids[self.start + index] for index in indices]
         try:
             return self.session.step(value, env_indices=indices, episode_ids=ids)
@@ -248,15 +248,27 @@ class Endpoint:
 
     def record(self, index: int, reply: StepReply, row: int, final_info: dict[str, Any]) -> None:
         """Write up the episode of one lane that ended by itself."""
-        self.log.append(
-            self.table.record(
-                self.start + index,
-                endpoint=self.address,
-                terminated=bool(reply.terminations[row]),
-                truncated=bool(reply.truncations[row]),
-                final_info=final_info,
-            )
+        self._write_up(
+            index,
+            terminated=bool(reply.terminations[row]),
+            truncated=bool(reply.truncations[row]),
+            final_info=final_info,
         )
+
+    def cut(self, index: int, final_info: dict[str, Any]) -> None:
+        """Write up the running episode of one lane as truncated, though its env would go on."""
+        self._write_up(index, truncated=True, final_info=final_info)
+        self.table.is_cut[self.start + index] = True
+
+    def interrupt(self, index: int) -> None:
+        """Write up the running episode of one lane as interrupted, unless that is done already."""
+        if not self.table.is_cut[self.start + index]:
+            self._write_up(index, interrupted=True)
+
+    def _write_up(self, index: int, **outcome: Any) -> None:
+        env_id = self.session.contract.env_id
+        lane = self.start + index
+        self.log.append(self.table.record(lane, endpoint=self.address, env_id=env_id, **outcome))
 
     # Resets
 
@@ -276,13 +288,12 @@ class Endpoint:
                 self.interrupt(index)
         self.table.begin([self.start + index for index in indices], seeds, episode_ids)
 
-    def interrupt(self, index: int) -> None:
-        """Record the running episode of one lane as cut off."""
-        lane = self.start + index
-        self.log.append(self.table.record(lane, endpoint=self.address, interrupted=True))
-
-    def read_infos(self, message: meta_pb2.MetaMap, count: int) -> LaneInfos | BatchedInfos | None:
+    def read_infos(
+        self, message: meta_pb2.MetaMap | list[Any] | dict[str, Any] | None, count: int
+    ) -> LaneInfos | BatchedInfos | None:
         """Read the infos of ``count`` rows; None when there are none."""
+        if message is None or isinstance(message, (dict, list)):
+            return hand_over_infos(message, count)
         if not message.entries:
             return None
         return read_wire_infos(
@@ -291,6 +302,7 @@ class Endpoint:
             per_lane=self._per_lane_infos,
             conformance=self._conformance,
             observation_codec=self._terminal_codec,
+            typed=self.session.has_arrays,
         )
 
     # Losses

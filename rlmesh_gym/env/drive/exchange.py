@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_gym.env.reading.infos import BatchedInfos
+from rlmesh_gym.env.reading.infos import InfoRows
 from rlmesh_gym.errors import (
     CodecError,
     DeadlineError,
@@ -21,7 +21,7 @@ from rlmesh_gym.errors import (
     ProtocolError,
     RemoteError,
 )
-from rlmesh_gym.rpc import Pending
+from rlmesh_gym.rpc import AnyPending
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +29,9 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
 
-__all__ = ["Call", "Exchange", "InfoRows", "Run", "is_final"]
+__all__ = ["Call", "Exchange", "Run", "is_final"]
 
-InfoRows = BatchedInfos | list[tuple[int, dict[str, Any]]] | None
-"""Infos of one endpoint: the batched dict of all lanes, or ``(env_index, info)`` in lane order."""
-
-Exchange = Generator[Pending[Any], Any, InfoRows]
+Exchange = Generator[AnyPending, Any, InfoRows]
 """One endpoint's share of an operation."""
 
 
@@ -60,7 +57,7 @@ class Run:
         self.endpoint = endpoint
         self.indices = indices
         self._exchange = exchange
-        self.pending: Pending[Any] | None = None
+        self.pending: AnyPending | None = None
         self.infos: InfoRows = None
         self.error: Error | None = None
         self.is_torn = False
@@ -77,14 +74,17 @@ class Run:
         """
         if self.pending is None:
             return
+        pending = self.pending
         try:
-            message = self.pending.result(timeout)
+            message = pending.result(timeout)
         except DeadlineError:
             raise
         except Error as error:
             self._resume(None, error)
-        else:
-            self._resume(message, None)
+            return
+        if self.endpoint.watch is not None:
+            self.endpoint.watch(pending)
+        self._resume(message, None)
 
     def _resume(self, message: Any, failure: Error | None) -> None:
         self.is_torn = True

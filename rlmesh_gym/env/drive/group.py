@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from rlmesh_gym.env.drive.exchange import Call, Run, is_final
 from rlmesh_gym.env.drive.readiness import check_observed, check_steppable
 from rlmesh_gym.env.drive.recovery import INTERRUPTED, Recovery
 from rlmesh_gym.env.reading.frames import FrameReader
+from rlmesh_gym.episodes import EpisodeLog
 from rlmesh_gym.errors import (
     ClosedError,
     DeadlineError,
@@ -27,7 +28,8 @@ from rlmesh_gym.errors import (
     PendingCallError,
     RemoteError,
 )
-from rlmesh_gym.lanes import EpisodeLog, LaneTable
+from rlmesh_gym.lanes import LaneTable
+from rlmesh_gym.threads import run_together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,9 +38,10 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.env.autoreset import Conversion
-    from rlmesh_gym.env.drive.exchange import Exchange, InfoRows
-    from rlmesh_gym.env.open.sources import Source
-    from rlmesh_gym.rpc import EnvSession, Timeouts
+    from rlmesh_gym.env.drive.exchange import Exchange
+    from rlmesh_gym.env.open.sources import AnyEnvSession, Source
+    from rlmesh_gym.env.reading.infos import InfoRows
+    from rlmesh_gym.rpc import Timeouts
 
 __all__ = ["EndpointGroup"]
 
@@ -71,7 +74,7 @@ class EndpointGroup:
     def __init__(
         self,
         sources: Sequence[Source],
-        sessions: Sequence[EnvSession],
+        sessions: Sequence[AnyEnvSession],
         *,
         autoreset_mode: AutoresetMode,
         timeouts: Timeouts,
@@ -157,16 +160,32 @@ class EndpointGroup:
             restarts=self._recovery is not None,
         )
 
-    def start_step(self, actions: Leaves, buffers: Leaves | None = None) -> None:
-        """Send a step of all lanes.
+    def start_step(
+        self,
+        actions: Leaves,
+        buffers: Leaves | None = None,
+        *,
+        stepped: NDArray[np.bool_] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """Send a step of all lanes, or of some.
 
         Args:
             actions: One row per lane, checked.
             buffers: Where observations go; new ones where None.
+            stepped: Lanes to step, which must then have lane operations; None for all.
+            read_only: The observations are only read, so they may be views of what came.
         """
-        batch = Batch(self.codec, self.num_envs, buffers)
+        batch = Batch(self.codec, self.num_envs, buffers, read_only=read_only)
         call = Call("step", batch)
-        if len(self.endpoints) == 1 and not self.endpoints[0].is_lost:
+        if stepped is not None and not stepped.all():
+            for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
+                chosen = np.flatnonzero(stepped[endpoint.rows]).tolist()
+                batch.put_rows(endpoint.rows, endpoint.last.rows())
+                if chosen:
+                    rows = [leaf[endpoint.rows] for leaf in actions]
+                    call.runs.append(Run(endpoint, conversion.step_some(chosen, rows, batch)))
+        elif len(self.endpoints) == 1 and not self.endpoints[0].is_lost:
             call.runs.append(Run(self.endpoints[0], self.conversions[0].step(actions, batch)))
         else:
             for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
@@ -190,6 +209,8 @@ class EndpointGroup:
         mask: NDArray[np.bool_] | None,
         options: Mapping[str, Any] | None,
         buffers: Leaves | None = None,
+        *,
+        read_only: bool = False,
     ) -> None:
         """Send a reset.
 
@@ -198,6 +219,7 @@ class EndpointGroup:
             mask: Lanes to reset; None for all.
             options: For the environments.
             buffers: Where observations go; new ones where None.
+            read_only: See :meth:`start_step`.
 
         Raises:
             ResetNeededError: A lane outside the mask has no observation yet.
@@ -206,7 +228,7 @@ class EndpointGroup:
         self._take_in_late(self.timeouts.reset)
         if mask is not None:
             check_observed(self.endpoints, mask)
-        batch = Batch(self.codec, self.num_envs, buffers)
+        batch = Batch(self.codec, self.num_envs, buffers, read_only=read_only)
         call = Call("reset", batch)
         for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
             chosen = None if mask is None else np.flatnonzero(mask[endpoint.rows]).tolist()
@@ -245,6 +267,11 @@ class EndpointGroup:
                     endpoint.is_loss_told = False
                 raise
         return frames
+
+    def render_lane(self, lane: int, timeout: float | None) -> NDArray[np.uint8] | None:
+        """Return one lane's frame; None where it cannot be rendered."""
+        endpoint = next(end for end in self.endpoints if lane in end.lanes)
+        return self._frames.fetch_lane(endpoint, lane - endpoint.start, timeout)
 
     # Calls
 
@@ -378,14 +405,4 @@ class EndpointGroup:
         if os.getpid() != self._pid:
             return  # The sessions belong to the parent.
         limit = self.timeouts.close if timeout is None else timeout
-        if len(self.endpoints) == 1:
-            self.endpoints[0].close(limit)
-            return
-        threads = [
-            threading.Thread(target=endpoint.close, args=(limit,), daemon=True)
-            for endpoint in self.endpoints
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together([partial(endpoint.close, limit) for endpoint in self.endpoints])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.env.drive.exchange import Exchange
-    from rlmesh_gym.rpc import Pending
+    from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["INTERRUPTED", "Recovery"]
 
@@ -103,7 +103,7 @@ class Recovery:
         batch: Batch,
         seeds: Sequence[int | None] = (),
         options: Mapping[str, Any] | None = None,
-    ) -> Generator[Pending[Any], Any, list[tuple[int, dict[str, Any]]]]:
+    ) -> Generator[AnyPending, Any, list[tuple[int, dict[str, Any]]]]:
         """Open a new session, with growing pauses in between, and reset all lanes.
 
         Blocks while there is nobody to connect to. A reset is sent again where it failed for want

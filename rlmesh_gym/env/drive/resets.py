@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from rlmesh_gym.codec.reset_arguments import are_consecutive
 from rlmesh_gym.errors import AutoresetError, ConfigurationError, ResetNeededError
-from rlmesh_gym.lanes import are_consecutive
+from rlmesh_gym.rpc import AnyPending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,11 +15,10 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos
-    from rlmesh_gym.rpc import Pending
 
 __all__ = ["Resetting", "check_resettable", "reset_lanes", "reset_whole"]
 
-Resetting = Generator["Pending[Any]", Any, "dict[int, dict[str, Any]]"]
+Resetting = Generator[AnyPending, Any, "dict[int, dict[str, Any]]"]
 """A reset under way; returns the infos of the lanes that it reset, by env_index."""
 
 
@@ -83,7 +83,7 @@ def reset_lanes(
 
 def reset_whole(
     endpoint: Endpoint, batch: Batch, seeds: Sequence[int], options: Mapping[str, Any] | None
-) -> Generator[Pending[Any], Any, LaneInfos | BatchedInfos | None]:
+) -> Generator[AnyPending, Any, LaneInfos | BatchedInfos | None]:
     """Reset all lanes with one request; see ``reset_lanes``. Also heals a lost endpoint."""
     ids = endpoint.new_ids(endpoint.num_envs)
     sent = seeds

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlmesh_gym.codec import same_space
 from rlmesh_gym.env.drive.group import EndpointGroup
 from rlmesh_gym.errors import ConfigurationError
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 
     from rlmesh_gym.env.drive.recovery import Recovery
-    from rlmesh_gym.env.open.sources import Source
-    from rlmesh_gym.rpc import EnvSession, Timeouts
+    from rlmesh_gym.env.open.sources import AnyEnvSession, Source
+    from rlmesh_gym.rpc import Timeouts
 
 __all__ = ["connect", "step_limit"]
 
@@ -69,7 +70,7 @@ def connect(
     """
     if episodes_kept is not None and (not _is_whole(episodes_kept) or episodes_kept < 0):
         raise ConfigurationError(f"episodes_kept must be 0 or more, or None, got {episodes_kept!r}")
-    sessions: list[EnvSession] = []
+    sessions: list[AnyEnvSession] = []
     try:
         for source in sources:
             source.prepare()
@@ -98,7 +99,7 @@ def connect(
         raise
 
 
-def _check_alike(first: EnvSession, other: EnvSession) -> None:
+def _check_alike(first: AnyEnvSession, other: AnyEnvSession) -> None:
     """Check that two endpoints have the same spaces.
 
     Raises:
@@ -106,14 +107,14 @@ def _check_alike(first: EnvSession, other: EnvSession) -> None:
     """
     for name in ("single_observation_space", "single_action_space"):
         expected, got = getattr(first.contract, name), getattr(other.contract, name)
-        if expected != got:
+        if not same_space(expected, got):
             raise ConfigurationError(
                 f"{other.endpoint}: {name} is {got}, but {first.endpoint} has {expected}; the "
                 "endpoints of one vector must serve the same spaces"
             )
 
 
-def _check_width(sessions: Sequence[EnvSession], num_envs: int | None, *, single: bool) -> None:
+def _check_width(sessions: Sequence[AnyEnvSession], num_envs: int | None, *, single: bool) -> None:
     total = sum(session.contract.num_envs for session in sessions)
     names = ", ".join(session.endpoint for session in sessions)
     if single and total != 1:
@@ -128,7 +129,7 @@ def _check_width(sessions: Sequence[EnvSession], num_envs: int | None, *, single
         )
 
 
-def _check_render_mode(sessions: Sequence[EnvSession], asked: str | None) -> None:
+def _check_render_mode(sessions: Sequence[AnyEnvSession], asked: str | None) -> None:
     for session in sessions:
         served = session.contract.render_mode
         if asked is not None and asked != served:
@@ -138,7 +139,7 @@ def _check_render_mode(sessions: Sequence[EnvSession], asked: str | None) -> Non
             )
 
 
-def _common_mode(sessions: Sequence[EnvSession]) -> AutoresetMode:
+def _common_mode(sessions: Sequence[AnyEnvSession]) -> AutoresetMode:
     modes = {session.contract.autoreset_mode for session in sessions}
     if len(modes) == 1:
         return modes.pop()

@@ -17,19 +17,83 @@ from rlmesh_gym.rpc import EnvSession, Timeouts, TLSConfig, parse_address, resol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rlmesh_gym.rpc import TimeoutsLike, TLSLike
+    from rlmesh_gym.codec import EnvContract, Leaves, SpaceCodec
+    from rlmesh_gym.errors import Error
+    from rlmesh_gym.rpc import AnyPending, TimeoutsLike, TLSLike
 
 __all__ = [
     "ADDRESS_VARIABLE",
     "AddressSource",
+    "AnyEnvSession",
     "ConnectionOptions",
     "EmbeddedSource",
     "EmbeddedSpec",
+    "GivenSession",
     "Source",
     "find_sources",
 ]
 
 ADDRESS_VARIABLE = "RLMESH_GYM_ADDRESS"
+
+
+class AnyEnvSession(Protocol):
+    """What the lane engine asks of a session, remote or in process; see ``rpc.EnvSession``.
+
+    Attributes:
+        endpoint: Its address.
+        contract: Spaces, lanes, autoreset mode.
+        timeouts: For the engine to wait by.
+    """
+
+    endpoint: str
+    contract: EnvContract
+    timeouts: Timeouts
+
+    @property
+    def capabilities(self) -> Mapping[str, str]:
+        """What the endpoint announced."""
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether arrays in infos keep dtype and shape."""
+
+    @property
+    def has_lane_operations(self) -> bool:
+        """Whether steps and resets may name lanes."""
+
+    @property
+    def has_partial_reset(self) -> bool:
+        """Whether resets may name lanes."""
+
+    def pack(self, codec: SpaceCodec, leaves: Leaves, num_rows: int) -> Any:
+        """Return actions as ``step`` takes them."""
+
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, Any] | None = None,
+        env_indices: Sequence[int] = (),
+        episode_ids: Sequence[str] = (),
+    ) -> AnyPending:
+        """Ask for a reset."""
+
+    def step(
+        self, action: Any, *, env_indices: Sequence[int] = (), episode_ids: Sequence[str] = ()
+    ) -> AnyPending:
+        """Ask for a step."""
+
+    def render(self, env_indices: Sequence[int] = ()) -> AnyPending:
+        """Ask for a frame."""
+
+    def interrupt(self, error: Error) -> None:
+        """Fail what is in flight, and what is asked later."""
+
+    def resume(self) -> None:
+        """Take requests again."""
+
+    def close(self, reason: str = "") -> None:
+        """End the session."""
 
 
 class Source(Protocol):
@@ -44,7 +108,7 @@ class Source(Protocol):
         """Begin what takes time and return at once."""
         ...
 
-    def open(self) -> EnvSession:
+    def open(self) -> AnyEnvSession:
         """Connect and shake hands."""
         ...
 
@@ -105,6 +169,28 @@ class AddressSource:
             timeouts=options.timeouts,
             raw_observations=True,
         )
+
+    def close(self, timeout: float | None) -> None:
+        """Nothing to give back."""
+
+
+@dataclass(frozen=True)
+class GivenSession:
+    """A session that somebody else has opened, and closes."""
+
+    session: AnyEnvSession
+
+    @property
+    def label(self) -> str:
+        """The session's address."""
+        return self.session.endpoint
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    def open(self) -> AnyEnvSession:
+        """Return the session."""
+        return self.session
 
     def close(self, timeout: float | None) -> None:
         """Nothing to give back."""

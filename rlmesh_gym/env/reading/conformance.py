@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-__all__ = ["CONFORMANCE_KEY", "ConformanceLog", "ConformanceWarning"]
+from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY
 
-CONFORMANCE_KEY = "rlmesh.conformance.warning"
-"""Reserved info key under which a server tells what left its declared range."""
+__all__ = ["ConformanceLog", "ConformanceWarning"]
 
 
 class ConformanceWarning(UserWarning):

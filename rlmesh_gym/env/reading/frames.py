@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from PIL import Image
-
 from rlmesh_gym._proto.env.v1 import interaction_pb2
-from rlmesh_gym.errors import EnvError, ProtocolError
+from rlmesh_gym.codec import decode_png
+from rlmesh_gym.errors import EnvError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from rlmesh_gym.env.drive.endpoint import Endpoint
@@ -21,8 +19,6 @@ __all__ = ["FrameReader"]
 
 _WINDOW = 16
 """Requests in flight: enough to hide the way, far from what makes servers drop a connection."""
-
-_PLAIN_MODES = {"L", "RGB", "RGBA"}
 
 
 class FrameReader:
@@ -63,17 +59,20 @@ class FrameReader:
             )
         return frames
 
+    def fetch_lane(
+        self, endpoint: Endpoint, index: int, timeout: float | None
+    ) -> NDArray[np.uint8] | None:
+        """Return the frame of one lane of an endpoint; None where it cannot be rendered.
+
+        Raises:
+            RemoteError: The endpoint failed.
+        """
+        return _decode(endpoint.session.render([index]).result(timeout), endpoint)
+
 
 def _decode(response: Any, endpoint: Endpoint) -> NDArray[np.uint8] | None:
+    if not isinstance(response, interaction_pb2.RenderResponse):
+        return response  # type: ignore[no-any-return]  # A frame of this process.
     if not response.HasField("frame") or response.format != interaction_pb2.RENDER_FORMAT_PNG:
         return None
-    try:
-        with Image.open(io.BytesIO(response.frame), formats=["PNG"]) as image:
-            plain = image if image.mode in _PLAIN_MODES else image.convert("RGB")
-            return np.array(plain, dtype=np.uint8)
-    except Exception as error:  # Pillow has many for what is no image, or one of absurd size.
-        raise ProtocolError(
-            f"render: the frame is no PNG image: {error}",
-            endpoint=endpoint.address,
-            operation="render",
-        ) from error
+    return decode_png(response.frame, endpoint.address)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.policy.planning.chunks import Lanes, Leaves
 
-__all__ = ["EXPONENTIAL_DECAY", "EnsembleReplay", "EnsembleRule", "make_replay"]
+__all__ = ["EXPONENTIAL_DECAY", "EnsembleReplay", "EnsembleRule", "check_rule", "make_replay"]
 
 EXPONENTIAL_DECAY = 0.01
 """The ``m`` of ACT's weights ``exp(-m * i)``, where ``i`` is 0 for the oldest prediction."""
@@ -81,11 +81,7 @@ class EnsembleReplay:
     def __init__(
         self, num_lanes: int, horizon: int, template: Leaves, rule: EnsembleRule = "mean"
     ) -> None:
-        if not (rule in ("newest", "mean", "exponential") or callable(rule)):
-            message = (
-                f"ensemble is 'newest', 'mean', 'exponential' or a callable, got ensemble={rule!r}"
-            )
-            raise ConfigurationError(message)
+        check_rule(rule)
         # The newest chunk alone says how many frames are left, and checks what comes in.
         self._newest = ActionChunkReplay(num_lanes, horizon, template)
         self.num_lanes = num_lanes
@@ -233,6 +229,18 @@ class EnsembleReplay:
         self._start = np.pad(self._start, ((0, 0), (0, more)))
         self._end = np.pad(self._end, ((0, 0), (0, more)))
         self._slots += more
+
+
+def check_rule(rule: object) -> None:
+    """Check what was given as ``ensemble``.
+
+    Raises:
+        ConfigurationError: No such rule.
+    """
+    if not (rule in ("newest", "mean", "exponential") or callable(rule)):
+        raise ConfigurationError(
+            f"ensemble must be 'newest', 'mean', 'exponential' or a callable, got ensemble={rule!r}"
+        )
 
 
 def make_replay(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlmesh_gym.errors import Error, ModelError
-from rlmesh_gym.policy.planning.chunks import lane_indices
+from rlmesh_gym.lanes import any_true
+from rlmesh_gym.policy.planning.chunks import ActionChunkReplay, lane_indices
 from rlmesh_gym.policy.planning.delay import DelayEstimate
 from rlmesh_gym.policy.planning.prefetch import PrefetchedPlans
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.policy.adapter import ModelAdapter
     from rlmesh_gym.policy.episodes import Boundaries
-    from rlmesh_gym.policy.planning.chunks import ActionChunkReplay, Lanes
+    from rlmesh_gym.policy.planning.chunks import Lanes
     from rlmesh_gym.policy.planning.ensemble import EnsembleReplay
     from rlmesh_gym.policy.planning.plan import Plan
     from rlmesh_gym.policy.planning.schedule import PlanSchedule
@@ -66,6 +67,7 @@ class LanePlanner:
         self._delay = DelayEstimate()
         self._step = 0
         self._given_out_ns = 0
+        self._is_single = schedule.horizon == 1 and isinstance(replay, ActionChunkReplay)
 
     def flush(self, lanes: Lanes = None) -> None:
         """Drop the plans of lanes, those in flight too; they are planned anew at the next step."""
@@ -102,25 +104,53 @@ class LanePlanner:
         if self._given_out_ns:
             self._delay.note_step(time.perf_counter_ns() - self._given_out_ns)
             self._given_out_ns = 0
+        watcher = self._adapter.watcher
+        if watcher is not None and self._adapter.history is not None:
+            running = np.flatnonzero(bounds.active)
+            ids = [bounds.episode_ids[lane] for lane in running.tolist()]
+            observations = watcher.transform(self._step, running, ids, observations)
         self._turn(observations, bounds)
-        planned = self._fill(observations, bounds)
-        begun = time.perf_counter()
-        active = bounds.active
-        if active.all():
-            actions = self._replay.pop()
+        every = b"\0" not in bounds.active.tobytes()
+        if self._is_single:
+            actions = self._plan_all(observations, bounds, every=every)
         else:
-            actions = [leaf.copy() for leaf in self._filler]
-            running = np.flatnonzero(active)
-            for whole, leaf in zip(actions, self._replay.pop(running), strict=True):
-                whole[running] = leaf
-        self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
+            actions = self._replay_all(observations, bounds, every=every)
         self._stats.steps += 1
-        self._stats.idle_rows += int((~active).sum())
-        self._stats.replayed_rows += int((active & ~planned).sum())
+        if not every:
+            self._stats.idle_rows += int((~bounds.active).sum())
         if self._schedule.prefetch:
             self._look_ahead(observations, bounds)
         self._step += 1
         self._given_out_ns = time.perf_counter_ns()
+        return actions
+
+    def _plan_all(self, observations: Leaves, bounds: Boundaries, *, every: bool) -> Leaves:
+        """Plan every running lane: with a horizon of one frame there is nothing to replay."""
+        running = np.flatnonzero(bounds.active)
+        if not len(running):
+            return [leaf.copy() for leaf in self._filler]
+        plan = self._adapter.plan(running, observations, bounds, self._step)
+        chunk, _ = self._chunk(plan, observations, bounds)
+        if every:
+            return [np.ascontiguousarray(leaf[:, 0]) for leaf in chunk]
+        actions = [leaf.copy() for leaf in self._filler]
+        for whole, leaf in zip(actions, chunk, strict=True):
+            whole[running] = leaf[:, 0]
+        return actions
+
+    def _replay_all(self, observations: Leaves, bounds: Boundaries, *, every: bool) -> Leaves:
+        """Give every running lane its next frame, and a plan first where it has none."""
+        planned = self._fill(observations, bounds)
+        begun = time.perf_counter()
+        if every:
+            actions = self._replay.pop()
+        else:
+            actions = [leaf.copy() for leaf in self._filler]
+            running = np.flatnonzero(bounds.active)
+            for whole, leaf in zip(actions, self._replay.pop(running), strict=True):
+                whole[running] = leaf
+        self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
+        self._stats.replayed_rows += int((bounds.active & ~planned).sum())
         return actions
 
     def _turn(self, observations: Leaves, bounds: Boundaries) -> None:
@@ -128,7 +158,7 @@ class LanePlanner:
         if bounds.over:
             self._adapter.evict(bounds.over)
         stale = bounds.begun | ~bounds.active
-        if stale.any():
+        if any_true(stale):
             self.flush(np.flatnonzero(stale))
         history = self._adapter.history
         if history is not None:
@@ -164,13 +194,26 @@ class LanePlanner:
     ) -> None:
         if plan is None:
             return
+        chunk, counts = self._chunk(plan, observations, bounds)
+        begun = time.perf_counter()
+        self._replay.load(plan.lanes, chunk, counts=counts)
+        self._plan_steps[plan.lanes] = plan.step
+        self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
+        planned[plan.lanes] = True
+
+    def _chunk(
+        self, plan: Plan, observations: Leaves, bounds: Boundaries
+    ) -> tuple[Leaves, NDArray[np.intp]]:
+        """Wait for a plan, asking for its rows one by one where they were refused together."""
         try:
-            self._load(plan)
+            chunk, counts = plan.chunk()
         except ModelError as error:
             if not self._adapter.should_split(plan, error):
                 raise
-            self._load(self._adapter.plan(plan.lanes, observations, bounds, self._step))
-        planned[plan.lanes] = True
+            plan = self._adapter.plan(plan.lanes, observations, bounds, self._step)
+            chunk, counts = plan.chunk()
+        self._learn(plan, chunk, counts)
+        return chunk, counts
 
     def _due(self, bounds: Boundaries) -> NDArray[np.bool_]:
         return self._schedule.due(bounds.active, self._replay.remaining, self._ages())
@@ -187,14 +230,11 @@ class LanePlanner:
         due |= ~barred & self._schedule.along(bounds.active, self._replay.remaining, self._ages())
         return self._adapter.plan(np.flatnonzero(due), observations, bounds, self._step)
 
-    def _load(self, plan: Plan) -> None:
-        chunk, counts = plan.chunk()
+    def _learn(self, plan: Plan, chunk: Leaves, counts: NDArray[np.intp]) -> None:
         self._adapter.learn(plan)
         self._delay.note_answer(plan.elapsed_ns)
-        begun = time.perf_counter()
-        self._replay.load(plan.lanes, chunk, counts=counts)
-        self._plan_steps[plan.lanes] = plan.step
-        self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
+        if self._adapter.watcher is not None:
+            self._adapter.watcher.planned(plan, chunk, counts)
 
     def _load_early(self, plan: Plan, rows: NDArray[np.intp]) -> None:
         is_new = plan.num_frames == 0
@@ -205,8 +245,7 @@ class LanePlanner:
                 raise
             return  # Those of its lanes that are due are asked for one by one.
         if is_new:
-            self._adapter.learn(plan)
-            self._delay.note_answer(plan.elapsed_ns)
+            self._learn(plan, chunk, counts)
         # Exactly the frames of the steps that the lane has taken since it was seen.
         passed = self._step - plan.step
         lanes = plan.lanes[rows]

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rlmesh_gym._proto.model.v1 import interaction_pb2
     from rlmesh_gym.codec import SpaceCodec
     from rlmesh_gym.policy.stats import PolicyStats
-    from rlmesh_gym.rpc import Pending
+    from rlmesh_gym.rpc import AnyPending
 
 __all__ = ["ActionReader", "Plan"]
 
@@ -96,6 +95,7 @@ class Plan:
         explain: Names endpoint, env and episodes in an error.
         on_failure: Called with the plan, positions in ``lanes`` and the error, if any, for rows
             that fail or are given up; once for every row at most.
+        on_answer: Called with each answer that came, before it is read; may refuse it.
 
     Attributes:
         lanes: The lanes.
@@ -109,13 +109,14 @@ class Plan:
         lanes: NDArray[np.intp],
         episode_ids: Sequence[str],
         step: int,
-        requests: Sequence[tuple[NDArray[np.intp], Pending[interaction_pb2.PredictResponse]]],
+        requests: Sequence[tuple[NDArray[np.intp], AnyPending]],
         *,
         reader: ActionReader,
         deadline: float | None,
         stats: PolicyStats,
         explain: Callable[[RemoteError, Sequence[str]], None],
         on_failure: Callable[[Plan, NDArray[np.intp], BaseException | None], None],
+        on_answer: Callable[[AnyPending, Any], None],
     ) -> None:
         self.lanes = lanes
         self.episode_ids = tuple(episode_ids)
@@ -127,6 +128,7 @@ class Plan:
         self._stats = stats
         self._explain = explain
         self._on_failure = on_failure
+        self._on_answer = on_answer
         self._is_wanted = np.ones(len(lanes), np.bool_)
         self._chunk: tuple[list[NDArray[Any]], NDArray[np.intp]] | None = None
 
@@ -139,6 +141,11 @@ class Plan:
     def is_joint(self) -> bool:
         """Whether several rows went out in one request."""
         return len(self._requests) < len(self.lanes)
+
+    @property
+    def num_requests(self) -> int:
+        """In how many requests the rows went out."""
+        return len(self._requests)
 
     def done(self) -> bool:
         """Return whether :meth:`chunk` returns, or raises, without waiting."""
@@ -180,9 +187,7 @@ class Plan:
         self._is_wanted = self._is_wanted & ~given_up
         self._on_failure(self, np.flatnonzero(given_up), error)
 
-    def _read(
-        self, rows: NDArray[np.intp], pending: Pending[interaction_pb2.PredictResponse]
-    ) -> list[NDArray[Any]]:
+    def _read(self, rows: NDArray[np.intp], pending: AnyPending) -> list[NDArray[Any]]:
         ids = [self.episode_ids[row] for row in rows]
         begun = time.perf_counter()
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -203,6 +208,7 @@ class Plan:
             raise
         waited_until = time.perf_counter()
         try:
+            self._on_answer(pending, response)
             frames = self._reader.read(response.actions, len(rows))
         except CodecError as error:
             invalid = ModelError(
@@ -231,8 +237,7 @@ class Plan:
         counts = np.zeros(len(self.lanes), np.intp)
         for (rows, pending), answer in zip(self._requests, answers, strict=True):
             # An action space without leaves still has frames, which only the message shows.
-            sent = len(pending.response.predict.actions)
-            counts[rows] = answer[0].shape[0] if answer else sent
+            counts[rows] = answer[0].shape[0] if answer else len(pending.result(0).actions)
         self.num_frames = int(counts.max(initial=0))
         if len(answers) == 1:
             return [leaf.swapaxes(0, 1) for leaf in answers[0]], counts

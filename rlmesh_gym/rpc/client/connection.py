@@ -31,6 +31,7 @@ from rlmesh_gym.rpc.status import error_from_status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from rlmesh_gym.rpc.client.channel import Metadata
     from rlmesh_gym.rpc.client.pending import JoinMethod, Pending
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
 
@@ -99,6 +100,7 @@ class Connection:
         self._tls = TLSConfig.from_value(tls)
         token = resolve_token(token)
         self._metadata = token_metadata(token)
+        self.join_metadata: Metadata = ()
         self._link = None if link is None else (link, token)
         self._pid = os.getpid()
         self._is_closed = False
@@ -176,7 +178,7 @@ class Connection:
                 self._channel,
                 self._service.join,
                 endpoint=self.endpoint,
-                metadata=self._metadata,
+                metadata=(*self._metadata, *self.join_metadata),
                 link=self._link,
             )
             return self.stream

@@ -19,7 +19,14 @@ from rlmesh_gym.errors import (
 from rlmesh_gym.rpc.client.connection import Connection, Service
 from rlmesh_gym.rpc.client.pending import JoinMethod, Pending
 from rlmesh_gym.rpc.client.session import Session
-from rlmesh_gym.rpc.handshake import EDITION, PARTIAL_RESET, SUBSET_STEP
+from rlmesh_gym.rpc.handshake import (
+    ARRAYS,
+    CLIENT_CAPABILITIES_KEY,
+    EDITION,
+    PARTIAL_RESET,
+    SPACES,
+    SUBSET_STEP,
+)
 from rlmesh_gym.rpc.large_answers import parse_answer
 
 if TYPE_CHECKING:
@@ -89,6 +96,7 @@ class EnvSession(Session):
     """
 
     component = "env-client"
+    client_capabilities = (ARRAYS, SPACES)
 
     contract: EnvContract
     contract_message: env_contract_pb2.EnvContract
@@ -102,6 +110,8 @@ class EnvSession(Session):
             )
         super().__init__(connection, response.base)
         self.contract_message = response.env_contract
+        if self.has_arrays:
+            connection.join_metadata = ((CLIENT_CAPABILITIES_KEY, ARRAYS),)
         try:
             self.contract = decode_contract(response.env_contract)
         except CodecError as error:
@@ -146,7 +156,7 @@ class EnvSession(Session):
             service, address, token=token, tls=tls, timeouts=timeouts, link=link
         )
         try:
-            return cls(connection, connection.handshake(cls.component))
+            return cls(connection, connection.handshake(cls.component, cls.client_capabilities))
         except BaseException:
             connection.abandon()
             raise
@@ -160,6 +170,11 @@ class EnvSession(Session):
         """Whether the stream has ended, so that a whole ``reset`` is due."""
         stream = self._connection.stream
         return stream is not None and not stream.is_open
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether infos and reset options hold arrays as arrays."""
+        return self.capabilities.get(ARRAYS) == "true"
 
     @property
     def has_lane_operations(self) -> bool:
@@ -198,7 +213,7 @@ class EnvSession(Session):
         reset.env_indices.extend(env_indices)
         reset.episode_ids.extend(episode_ids)
         if options is not None:
-            reset.options.CopyFrom(encode_meta_map(options, path="$.options"))
+            reset.options.CopyFrom(encode_meta_map(options, "$.options", typed=self.has_arrays))
         return self._send(request, "reset", env_indices, may_reopen=not len(env_indices))
 
     def step(
@@ -260,15 +275,12 @@ class EnvSession(Session):
     ) -> Pending[Any]:
         connection = self._connection
         connection.check(kind)
+        self._check_interruption()
         stream = connection.stream
         if stream is None or not stream.is_open:
             stream = self._open_stream(kind, may_reopen=may_reopen)
-        return stream.send(
-            request,
-            kind,
-            lanes=tuple(lanes),
-            timeout=cast("float | None", getattr(self.timeouts, kind)),
-        )
+        timeout = cast("float | None", getattr(self.timeouts, kind))
+        return self._sent(stream.send(request, kind, lanes=tuple(lanes), timeout=timeout))
 
     def _open_stream(self, kind: str, *, may_reopen: bool) -> JoinStream:
         connection = self._connection

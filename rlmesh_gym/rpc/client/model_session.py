@@ -6,11 +6,12 @@ import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2, service_pb2
+from rlmesh_gym.codec import EnvSpec, encode_env_spec, plain_spec
 from rlmesh_gym.errors import ModelError
 from rlmesh_gym.rpc.client.connection import Connection, Service
 from rlmesh_gym.rpc.client.pending import JoinMethod, Pending
 from rlmesh_gym.rpc.client.session import Session
-from rlmesh_gym.rpc.handshake import CONCURRENT_PREDICT, EDITION, OBSERVATION_HISTORY
+from rlmesh_gym.rpc.handshake import CONCURRENT_PREDICT, EDITION, OBSERVATION_HISTORY, SPACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc.client.stream import JoinStream
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
 
-__all__ = ["ModelSession", "model_error"]
+__all__ = ["HistoryRows", "ModelSession", "model_error"]
 
 _CODE_PREFIX = "MODEL_ERROR_CODE_"
 
@@ -48,6 +49,20 @@ def model_error(
         env_id=env_id,
         episode_ids=list(episode_ids),
     )
+
+
+class HistoryRows(NamedTuple):
+    """Observations of one replayed step, for the episodes that replayed it.
+
+    Attributes:
+        step: Number of the step.
+        observation: One row per episode, as the session packs it.
+        episodes: Id and seed of each row's episode.
+    """
+
+    step: int
+    observation: Any
+    episodes: Sequence[tuple[str, int | None]]
 
 
 class RequestContext(NamedTuple):
@@ -106,7 +121,7 @@ class ModelSession(Session):
     """
 
     component = "model-client"
-    client_capabilities = (OBSERVATION_HISTORY, CONCURRENT_PREDICT)
+    client_capabilities = (OBSERVATION_HISTORY, CONCURRENT_PREDICT, SPACES)
 
     session_id: str
 
@@ -164,7 +179,7 @@ class ModelSession(Session):
     def resolve_adapter(
         self,
         env_id: str,
-        env_spec: env_contract_pb2.EnvSpec,
+        env_spec: EnvSpec | env_contract_pb2.EnvSpec,
         *,
         execution_horizon: int = 1,
         delivers_history: bool = False,
@@ -180,7 +195,16 @@ class ModelSession(Session):
         request = interaction_pb2.JoinRequest()
         resolve = request.resolve_adapter
         self._fill_context(resolve.context, env_id)
+        if isinstance(env_spec, EnvSpec):
+            env_spec = encode_env_spec(
+                env_spec.env_id,
+                env_spec.single_observation_space,
+                env_spec.single_action_space,
+                env_spec.metadata,
+            )
         resolve.env_spec.CopyFrom(env_spec)
+        if self.capabilities.get(SPACES) != "true":
+            plain_spec(resolve.env_spec)
         resolve.selected_workflow_edition = EDITION
         resolve.execution_horizon = execution_horizon
         resolve.delivers_history = delivers_history
@@ -192,7 +216,7 @@ class ModelSession(Session):
         observation: SpaceValue,
         episodes: Sequence[tuple[str, int | None]],
         *,
-        history: Sequence[interaction_pb2.ObservationHistoryFrame] = (),
+        history: Sequence[HistoryRows | interaction_pb2.ObservationHistoryFrame] = (),
         step: int | None = None,
     ) -> Pending[interaction_pb2.PredictResponse]:
         """Ask for actions.
@@ -233,7 +257,7 @@ class ModelSession(Session):
         observation: SpaceValue,
         episodes: Sequence[tuple[str, int | None]],
         *,
-        history: Sequence[interaction_pb2.ObservationHistoryFrame] = (),
+        history: Sequence[HistoryRows | interaction_pb2.ObservationHistoryFrame] = (),
         step: int | None = None,
     ) -> None:
         """Fill in a PredictRequest in place; the arguments are those of :meth:`predict`."""
@@ -241,8 +265,14 @@ class ModelSession(Session):
         request.observation.CopyFrom(observation)
         for episode_id, seed in episodes:
             request.episode_info.add(episode_id=episode_id, seed=seed)
-        if history:
-            request.history.extend(history)
+        for rows in history:
+            if isinstance(rows, interaction_pb2.ObservationHistoryFrame):
+                request.history.append(rows)
+                continue
+            frame = request.history.add(step=rows.step)
+            frame.observation.CopyFrom(rows.observation)
+            for episode_id, seed in rows.episodes:
+                frame.episode_info.add(episode_id=episode_id, seed=seed)
         if step is not None:
             request.step = step
 
@@ -317,10 +347,12 @@ class ModelSession(Session):
     ) -> Pending[Any]:
         connection = self._connection
         connection.check(kind)
+        self._check_interruption()
         stream = connection.stream
         if stream is None or not stream.is_open:
             stream = self._open_stream()
-        return self._put(stream, request, kind, env_id, episode_ids, timeout=self.timeouts.predict)
+        timeout = self.timeouts.predict
+        return self._sent(self._put(stream, request, kind, env_id, episode_ids, timeout=timeout))
 
     @staticmethod
     def _put(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import weakref
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlmesh_gym.rpc.client.connection import Connection
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from rlmesh_gym._proto.core.v1 import handshake_pb2
+    from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.errors import Error
+    from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.config import Timeouts
 
 __all__ = ["Session"]
@@ -49,6 +54,7 @@ class Session:
         self.capabilities = dict(answer.capabilities)
         self.peer = answer.peer_info
         self._connection = connection
+        self._interruption: Error | None = None
         self._finalizer = weakref.finalize(self, Connection.abandon, connection)
 
     def __repr__(self) -> str:
@@ -70,6 +76,32 @@ class Session:
     def is_closed(self) -> bool:
         """Whether :meth:`close` was called."""
         return self._connection.is_closed
+
+    @staticmethod
+    def pack(codec: SpaceCodec, leaves: Leaves, num_rows: int) -> SpaceValue:
+        """Return a batch in the form in which this session's requests take it."""
+        return codec.encode(leaves, num_rows)
+
+    def interrupt(self, error: Error) -> None:
+        """Fail what is in flight, and all later requests, with ``error``; safe from any thread."""
+        # Noted first and looked at last by whoever sends, so that no request slips through.
+        self._interruption = error
+        stream = self._connection.stream
+        if stream is not None:
+            stream.give_up_all(error)
+
+    def resume(self) -> None:
+        """Take requests again after :meth:`interrupt`."""
+        self._interruption = None
+
+    def _check_interruption(self) -> None:
+        if self._interruption is not None:
+            raise copy.copy(self._interruption)
+
+    def _sent(self, pending: Pending[Any]) -> Pending[Any]:
+        if self._interruption is not None:
+            pending.abandon(self._interruption)
+        return pending
 
     def ping(self) -> float:
         """Return the seconds that one more handshake takes.

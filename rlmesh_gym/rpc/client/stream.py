@@ -161,6 +161,11 @@ class JoinStream:
         pending.fail(error)
         return True
 
+    def give_up_all(self, error: Error) -> None:
+        """Fail every request in flight with ``error``."""
+        for pending in list(self._pendings.values()):
+            self.give_up(pending, error)
+
     def note_overdue(self, pending: Pending[Any]) -> None:
         """Note that a wait for an answer of this stream has ended without it."""
         self._overdue.add(pending.request_id)

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rlmesh_gym.errors import Error
 from rlmesh_gym.rpc.client.link import MESSAGE, STATUS, TOKEN, read_frame, send_frame
+from rlmesh_gym.rpc.handshake import ARRAYS, CLIENT_CAPABILITIES_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,6 +46,10 @@ class LinkContext:
     def peer(self) -> str:
         """Return the client's name."""
         return "unix:"
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Say of the client what a call of gRPC says; both ends of a link are one release."""
+        return ((CLIENT_CAPABILITIES_KEY, ARRAYS),)
 
     def is_active(self) -> bool:
         """Return whether the client is still there; also true of what has just gone unnoticed."""

@@ -6,105 +6,34 @@ import contextlib
 import hmac
 import logging
 import os
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
-from rlmesh_gym._proto.env.v1 import service_pb2 as env_service_pb2
-from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
-from rlmesh_gym._proto.model.v1 import service_pb2 as model_service_pb2
-from rlmesh_gym.errors import ConfigurationError, Error, StateError
+from rlmesh_gym.errors import ConfigurationError, StateError
 from rlmesh_gym.rpc.address import parse_bind_address
 from rlmesh_gym.rpc.client.channel import MESSAGE_OPTIONS
 from rlmesh_gym.rpc.config import TLSConfig, resolve_token
-from rlmesh_gym.rpc.host.executor import GrowingExecutor
+from rlmesh_gym.rpc.host.callbacks import JoinPeer, Refused
 from rlmesh_gym.rpc.host.link_serving import LinkContext, LinkHost
 from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure
+from rlmesh_gym.threads import GrowingExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from rlmesh_gym.rpc.address import Address
     from rlmesh_gym.rpc.client.channel import ChannelOptions
     from rlmesh_gym.rpc.config import TLSLike
+    from rlmesh_gym.rpc.host.callbacks import ServiceCallbacks
 
-__all__ = ["EnvServiceCallbacks", "GrpcHost", "JoinPeer", "ModelServiceCallbacks", "Refused"]
+__all__ = ["GrpcHost"]
 
 _logger = logging.getLogger(__name__)
 _STOP_SECONDS = 2.0
 _UNREADABLE: Any = object()
-
-
-class Refused(Error):  # noqa: N818 - it is an answer, seldom an error of this process
-    """Raised by a callback to end its call with a gRPC status.
-
-    Attributes:
-        status: Name of the status, such as ``"FAILED_PRECONDITION"``.
-    """
-
-    def __init__(self, status: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-@dataclass(frozen=True, slots=True)
-class EnvServiceCallbacks:
-    """What an env server does.
-
-    All may run on several threads at once.
-
-    Attributes:
-        handshake: Answers with the contract.
-        join: Serves one session: takes the client's requests and yields answers, as messages or as
-            their bytes. The requests end when the client sends no more or is gone; where it is
-            gone while an answer is on its way, the iterator of answers is closed instead, so what
-            must be done belongs into a ``finally``. When the answers end, so does the stream, with
-            status OK.
-        shutdown: Decides on a client's wish to stop the server.
-    """
-
-    handshake: Callable[[env_service_pb2.HandshakeRequest], env_service_pb2.HandshakeResponse]
-    join: Callable[
-        [Iterator[env_pb2.JoinRequest], JoinPeer], Iterable[env_pb2.JoinResponse | bytes]
-    ]
-    shutdown: Callable[[env_service_pb2.ShutdownRequest], env_service_pb2.ShutdownResponse]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelServiceCallbacks:
-    """What a model server does; the fields are those of :class:`EnvServiceCallbacks`."""
-
-    handshake: Callable[[model_service_pb2.HandshakeRequest], model_service_pb2.HandshakeResponse]
-    join: Callable[[Iterator[model_pb2.JoinRequest], JoinPeer], Iterable[model_pb2.JoinResponse]]
-    shutdown: Callable[[model_service_pb2.ShutdownRequest], model_service_pb2.ShutdownResponse]
-
-
-class JoinPeer:
-    """The client of one Join call, as a callback sees it.
-
-    Attributes:
-        name: The client's address as gRPC names it, for logs.
-    """
-
-    def __init__(self, context: grpc.ServicerContext | LinkContext) -> None:
-        self.name: str = context.peer()
-        self._context = context
-
-    def is_active(self) -> bool:
-        """Return whether the client is still there; true for a moment after it has gone."""
-        return bool(self._context.is_active())
-
-    def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once when the call ends, however it ends; at once if it has ended.
-
-        It runs on one of gRPC's threads and must be quick.
-        """
-        if not self._context.add_callback(callback):
-            callback()
 
 
 class GrpcHost:
@@ -125,21 +54,20 @@ class GrpcHost:
 
     def __init__(
         self,
-        service: EnvServiceCallbacks | ModelServiceCallbacks,
+        service: ServiceCallbacks,
         address: str | None = None,
         *,
         token: str | None = None,
         tls: TLSLike = None,
     ) -> None:
         self._service = service
-        self._is_env = isinstance(service, EnvServiceCallbacks)
         self._bind = parse_bind_address(address)
         token = resolve_token(token)
         self._token = None if token is None else token.encode()
         self._credentials = _server_credentials(TLSConfig.from_value(tls))
         self._server: Any = None
         self._address: str | None = None
-        self._stopped = threading.Event()
+        self._is_stopped = False
         self._links: list[LinkHost] = []
         self._finalizer: weakref.finalize[Any, GrpcHost] | None = None
 
@@ -155,7 +83,7 @@ class GrpcHost:
             ConfigurationError: Something else listens there, or the address cannot be bound.
             StateError: Started before.
         """
-        if self._server is not None or self._stopped.is_set():
+        if self._server is not None or self._is_stopped:
             raise StateError("a server starts once; make a new one")
         claim(self._bind)
         executor = GrowingExecutor("rlmesh_gym-server")
@@ -179,10 +107,6 @@ class GrpcHost:
         """
         self._links.append(LinkHost(path, self._join_link, self._token))
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until :meth:`stop` was called; return whether it was. A signal breaks the wait."""
-        return self._stopped.wait(timeout)
-
     def stop(self, grace: float = 0.0) -> None:
         """Stop listening at once, give running calls ``grace`` seconds, then cut them off.
 
@@ -195,7 +119,7 @@ class GrpcHost:
             if detached is not None:
                 _, stop, _, _ = detached
                 stop(grace)
-        self._stopped.set()
+        self._is_stopped = True
 
     def _listen(self, server: grpc.Server) -> Address:
         bind = self._bind
@@ -212,16 +136,11 @@ class GrpcHost:
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
         service = self._service
-        messages: Any
-        if self._is_env:
-            name, messages = "rlmesh.env.v1.EnvService", env_service_pb2
-        else:
-            name, messages = "rlmesh.model.v1.ModelService", model_service_pb2
         handlers = grpc.method_handlers_generic_handler(
-            name,
+            service.service_name,
             {
-                "Handshake": self._unary(service.handshake, messages.HandshakeRequest),
-                "Shutdown": self._unary(service.shutdown, messages.ShutdownRequest),
+                "Handshake": self._unary(service.handshake, service.messages.HandshakeRequest),
+                "Shutdown": self._unary(service.shutdown, service.messages.ShutdownRequest),
                 "Join": grpc.stream_stream_rpc_method_handler(
                     self._join,
                     request_deserializer=self._parser(),
@@ -229,8 +148,8 @@ class GrpcHost:
                 ),
             },
         )
-        # As with the released package, model servers answer health checks and env servers do not.
-        return [handlers] if messages is env_service_pb2 else [handlers, _health_handler()]
+        # The released package answers health checks for models only; more does no harm.
+        return [handlers, _health_handler()]
 
     def _unary(self, callback: Callable[[Any], Any], request_type: Any) -> Any:
         def call(data: bytes, context: grpc.ServicerContext) -> Any:
@@ -265,7 +184,7 @@ class GrpcHost:
             yield _serialize(response)
 
     def _parser(self) -> Callable[[bytes], Any]:
-        parse = (env_pb2 if self._is_env else model_pb2).JoinRequest.FromString
+        parse = self._service.join_request.FromString
 
         def read(data: bytes) -> Any:
             # An exception here would be logged by gRPC with a stack trace of its own; garbage is
@@ -285,8 +204,8 @@ class GrpcHost:
             if key == "authorization":
                 given = value if isinstance(value, bytes) else value.encode()
         if not hmac.compare_digest(given, self._token):
-            kind = "env" if self._is_env else "model"
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, f"invalid {kind} token")
+            message = f"invalid {self._service.kind} token"
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
 
 
 def _readable(requests: Iterator[Any]) -> Iterator[Any]:

@@ -31,7 +31,7 @@ class EpisodeRecorder(RuntimeHooks):
     """
 
     def __init__(self, journal: EpisodeJournal, indices: Sequence[int] | None = None) -> None:
-        self.journal = journal
+        self.journal: EpisodeJournal = journal
         self.unwritten: list[Row] = []
         self._indices = indices
 

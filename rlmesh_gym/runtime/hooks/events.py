@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlmesh_gym.runtime.report.records import jsonable
+from rlmesh_gym.plain_data import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.codec import EnvContract
+    from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.ends.rows import Rows
-    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary, RuntimeReport
+    from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 __all__ = [
     "ActionReceived",
@@ -158,22 +159,32 @@ class EpisodeStarted(RuntimeEvent):
 
 
 @dataclass(frozen=True)
-class ObservationEmitted(RuntimeEvent):
+class _RowsEvent(RuntimeEvent):
+    """What every event about some lanes' rows carries.
+
+    Attributes:
+        step: Number of the vector step that acts on the observations, or that executes the actions
+            (of a chunk, its first frame); from 0.
+        lanes: Lane of each row.
+        episode_ids: Episode of each row.
+    """
+
+    step: int
+    lanes: tuple[int, ...]
+    episode_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ObservationEmitted(_RowsEvent):
     """Observations are about to go to the model, transforms applied.
 
     Attributes:
-        step: Number of the vector step that acts on them.
-        lanes: Lane of each row.
-        episode_ids: Episode of each row.
         is_history: They were replayed over; the model gets them for its memory only.
         rows: The rows as they go out.
     """
 
     name: ClassVar[str] = "observation_emitted"
 
-    step: int
-    lanes: tuple[int, ...]
-    episode_ids: tuple[str, ...]
     is_history: bool
     rows: Rows = field(repr=False)
 
@@ -184,22 +195,16 @@ class ObservationEmitted(RuntimeEvent):
 
 
 @dataclass(frozen=True)
-class ActionReceived(RuntimeEvent):
+class ActionReceived(_RowsEvent):
     """The model answered one prediction.
 
     Attributes:
-        step: Number of the vector step that executes the first frame.
-        lanes: Lane of each row.
-        episode_ids: Episode of each row.
         num_frames: Frames that will be executed, the first one included.
         frames: The rows of each frame.
     """
 
     name: ClassVar[str] = "action_received"
 
-    step: int
-    lanes: tuple[int, ...]
-    episode_ids: tuple[str, ...]
     num_frames: int
     frames: tuple[Rows, ...] = field(repr=False)
 
@@ -210,13 +215,10 @@ class ActionReceived(RuntimeEvent):
 
 
 @dataclass(frozen=True)
-class StepCompleted(RuntimeEvent):
+class StepCompleted(_RowsEvent):
     """One vector step is done, for the lanes whose episodes count.
 
     Attributes:
-        step: Number of the vector step, from 0.
-        lanes: Lane of each row.
-        episode_ids: Episode that each row's action belongs to.
         episode_steps: Steps of that episode so far, this one included.
         rewards: float64, one per row.
         terminations: bool, one per row.
@@ -230,9 +232,6 @@ class StepCompleted(RuntimeEvent):
 
     name: ClassVar[str] = "step_completed"
 
-    step: int
-    lanes: tuple[int, ...]
-    episode_ids: tuple[str, ...]
     episode_steps: tuple[int, ...]
     rewards: NDArray[np.float64]
     terminations: NDArray[np.bool_]
@@ -257,12 +256,12 @@ class EpisodeCompleted(RuntimeEvent):
     """An episode that counts is over, or was cut off by the end of the run.
 
     Attributes:
-        episode: Its summary; ``interrupted`` tells the two apart.
+        episode: Its record; ``interrupted`` tells the two apart.
     """
 
     name: ClassVar[str] = "episode_completed"
 
-    episode: EpisodeSummary = field(repr=False)
+    episode: EpisodeRecord = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event with its episode's fields."""
@@ -319,38 +318,26 @@ class LogEvent(RuntimeEvent):
 
 
 @dataclass(frozen=True)
-class ObservationTransform(RuntimeEvent):
+class ObservationTransform(_RowsEvent):
     """Observations on their way to the model, to be changed.
 
     Attributes:
-        step: Number of the vector step that acts on them.
-        lanes: Lane of each row.
-        episode_ids: Episode of each row.
         observations: In Gymnasium's vector form. Fresh; may be changed in place and returned.
     """
 
     name: ClassVar[str] = "transform_observation"
 
-    step: int
-    lanes: tuple[int, ...]
-    episode_ids: tuple[str, ...]
     observations: Any = field(repr=False)
 
 
 @dataclass(frozen=True)
-class ActionTransform(RuntimeEvent):
+class ActionTransform(_RowsEvent):
     """Actions on their way to the env, to be changed.
 
     Attributes:
-        step: Number of the vector step that executes them.
-        lanes: Lane of each row.
-        episode_ids: Episode of each row.
         actions: In Gymnasium's vector form. Fresh; may be changed in place and returned.
     """
 
     name: ClassVar[str] = "transform_action"
 
-    step: int
-    lanes: tuple[int, ...]
-    episode_ids: tuple[str, ...]
     actions: Any = field(repr=False)

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rlmesh_gym.runtime.hooks.events import RuntimeEvent
-    from rlmesh_gym.runtime.report.runtime_report import TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
 __all__ = ["JsonLinesRecorder"]
+
+_FLUSHED = frozenset({"session_started", "episode_completed", "log"})
+_LAST = frozenset({"session_ended", "session_failed"})
 
 
 class JsonLinesRecorder(RuntimeHooks):
@@ -39,12 +42,11 @@ class JsonLinesRecorder(RuntimeHooks):
     """
 
     def __init__(self, path: str | os.PathLike[str], only: Iterable[str] | None = None) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         chosen = frozenset(OBSERVERS if only is None else only)
         unknown = sorted(chosen - set(OBSERVERS))
         if unknown:
-            message = f"no events {unknown}; there are {', '.join(OBSERVERS)}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"unknown events {unknown}; known are {', '.join(OBSERVERS)}")
         for name in OBSERVERS:
             if name not in chosen:
                 # Hidden behind the base class's own method, which the driver never calls.
@@ -70,26 +72,13 @@ class JsonLinesRecorder(RuntimeHooks):
                 self._file.flush()
 
     def _record(self, event: RuntimeEvent) -> None:
-        self._write(event.to_dict())
+        self._write(event.to_dict(), flush=event.name in _FLUSHED)
+        if event.name in _LAST:
+            self.close()
 
-    def _record_and_flush(self, event: RuntimeEvent) -> None:
-        self._write(event.to_dict(), flush=True)
-
-    def _record_and_close(self, event: RuntimeEvent) -> None:
-        self._write(event.to_dict())
-        self.close()
-
-    env_connected = _record
-    model_connected = _record
-    session_started = _record_and_flush
-    episode_started = _record
-    observation_emitted = _record
-    action_received = _record
-    step_completed = _record
-    episode_completed = _record_and_flush
-    log = _record_and_flush
-    session_ended = _record_and_close
-    session_failed = _record_and_close
+    env_connected = model_connected = session_started = episode_started = _record
+    observation_emitted = action_received = step_completed = episode_completed = _record
+    log = session_ended = session_failed = _record
 
     def on_telemetry(self, snapshot: TelemetrySnapshot) -> None:
         """Write the rows of the snapshot."""

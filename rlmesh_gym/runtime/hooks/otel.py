@@ -13,8 +13,9 @@ from rlmesh_gym._version import __version__
 from rlmesh_gym.runtime.hooks.table import RuntimeHooks
 
 if TYPE_CHECKING:
+    from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.hooks import events
-    from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary, TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
 __all__ = ["OpenTelemetryHooks"]
 
@@ -84,7 +85,7 @@ class OpenTelemetryHooks(RuntimeHooks):
             attributes={**self._attributes, **_span_attributes(episode)},
         )
         span.end(begun + int(episode.duration * _NS))
-        labels = {**self._attributes, "rlmesh.end": _end_of(episode)}
+        labels = {**self._attributes, "rlmesh.end": episode.end}
         self._episodes.add(1, labels)
         self._returns.record(episode.episode_return, labels)
         self._lengths.record(episode.length, labels)
@@ -117,7 +118,7 @@ class OpenTelemetryHooks(RuntimeHooks):
         self._run = None
 
 
-def _span_attributes(episode: EpisodeSummary) -> dict[str, Any]:
+def _span_attributes(episode: EpisodeRecord) -> dict[str, Any]:
     found = {
         "rlmesh.episode_id": episode.episode_id,
         "rlmesh.lane": episode.lane,
@@ -126,20 +127,15 @@ def _span_attributes(episode: EpisodeSummary) -> dict[str, Any]:
         "rlmesh.length": episode.length,
         "rlmesh.return": episode.episode_return,
         "rlmesh.success": episode.success,
-        "rlmesh.end": _end_of(episode),
+        "rlmesh.end": episode.end,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _end_of(episode: EpisodeSummary) -> str:
-    if episode.interrupted:
-        return "interrupted"
-    return "terminated" if episode.terminated else "truncated"
 
 
 def _import_api() -> tuple[Any, Any]:
     try:
         return import_module("opentelemetry.trace"), import_module("opentelemetry.metrics")
     except ImportError as error:
-        message = 'OpenTelemetryHooks needs OpenTelemetry: pip install "rlmesh-gym[otel]"'
-        raise ImportError(message) from error
+        raise ImportError(
+            'OpenTelemetryHooks needs OpenTelemetry: pip install "rlmesh-gym[otel]"'
+        ) from error

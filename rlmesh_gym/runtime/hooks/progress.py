@@ -10,7 +10,7 @@ from rlmesh_gym.runtime.hooks.table import RuntimeHooks
 
 if TYPE_CHECKING:
     from rlmesh_gym.runtime.hooks import events
-    from rlmesh_gym.runtime.report.runtime_report import TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
 __all__ = ["ProgressBar"]
 
@@ -94,17 +94,11 @@ class ProgressBar(RuntimeHooks):
             parts.append(self._latency)
         self._bar.set_postfix_str(", ".join(parts), refresh=False)
 
-    def session_ended(self, event: events.SessionEnded) -> None:
+    def session_ended(self, event: events.SessionEnded | events.SessionFailed) -> None:
         """Close the bar."""
         del event
-        self._close()
-
-    def session_failed(self, event: events.SessionFailed) -> None:
-        """Close the bar."""
-        del event
-        self._close()
-
-    def _close(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+    session_failed = session_ended

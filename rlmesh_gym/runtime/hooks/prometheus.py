@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rlmesh_gym.runtime.report.runtime_report import TelemetryRow, TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetryRow, TelemetrySnapshot
 
 __all__ = ["prometheus_text"]
 
@@ -39,7 +39,7 @@ def prometheus_text(snapshot: TelemetrySnapshot) -> str:
         families.setdefault(_FAMILIES.get(row.unit, _OTHER), []).append(row)
     lines: list[str] = []
     for (name, text), rows in families.items():
-        lines += [f"# HELP {name} {_help(text)}", f"# TYPE {name} summary"]
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} summary"]
         for row in rows:
             own = {**labels, "operation": row.operation, "metric": row.metric}
             for quantile, value in (("0.5", row.p50), ("0.95", row.p95), ("0.99", row.p99)):
@@ -50,13 +50,13 @@ def prometheus_text(snapshot: TelemetrySnapshot) -> str:
             ]
     name = "rlmesh_gym_horizon_seconds"
     lines += [
-        f"# HELP {name} {_help('Time that the snapshot covers, in seconds.')}",
+        f"# HELP {name} Time that the snapshot covers, in seconds.",
         f"# TYPE {name} gauge",
         _sample(name, labels, snapshot.duration),
     ]
     name = "rlmesh_gym_pending_seconds"
     lines += [
-        f"# HELP {name} {_help('For how long the operation in flight has been waiting.')}",
+        f"# HELP {name} For how long the operation in flight has been waiting.",
         f"# TYPE {name} gauge",
     ]
     if snapshot.pending is not None:
@@ -72,10 +72,6 @@ def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
 
 def _label(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _help(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _number(value: float) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.runtime.hooks import events
     from rlmesh_gym.runtime.hooks.events import LogEvent
-    from rlmesh_gym.runtime.report.runtime_report import TelemetrySnapshot
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
 __all__ = ["OBSERVERS", "TRANSFORMS", "CompositeHooks", "HookTable", "RuntimeHooks", "as_hooks"]
 
@@ -122,7 +122,7 @@ class CompositeHooks(RuntimeHooks):
     """
 
     def __init__(self, hooks: Iterable[RuntimeHooks]) -> None:
-        self.hooks = tuple(_flatten(hooks))
+        self.hooks: tuple[RuntimeHooks, ...] = tuple(_flatten(hooks))
 
 
 def _flatten(hooks: Iterable[RuntimeHooks]) -> list[RuntimeHooks]:
@@ -156,11 +156,10 @@ def as_hooks(hooks: RuntimeHooks | Iterable[RuntimeHooks] | None) -> tuple[Runti
     for hook in given:
         if not _is_hook(hook):
             advice = "pass an instance of the class" if isinstance(hook, type) else "it has none"
-            message = (
+            raise ConfigurationError(
                 f"hooks have methods such as {OBSERVERS[3]} or {TRANSFORMS[0]}, got {hook!r}; "
                 f"{advice}"
             )
-            raise ConfigurationError(message)
     return tuple(_flatten(given))
 
 

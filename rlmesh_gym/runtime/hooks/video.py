@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
+from rlmesh_gym.codec import as_rgb
 from rlmesh_gym.errors import ConfigurationError, EnvError
 from rlmesh_gym.runtime.hooks.table import RuntimeHooks
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -81,14 +82,14 @@ class VideoRecorder(RuntimeHooks):
         max_frames: int = 10_000,
     ) -> None:
         if kind not in {"gif", "mp4"}:
-            message = f"kind is 'gif' or 'mp4', got {kind!r}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"kind must be 'gif' or 'mp4', got {kind!r}")
         if fps < 1 or max_frames < 1:
-            message = f"fps and max_frames are at least 1, got {fps} and {max_frames}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(
+                f"fps and max_frames must be at least 1, got {fps} and {max_frames}"
+            )
         if kind == "mp4":
             _import_moviepy()
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self.paths: list[Path] = []
         self._chosen = episodes if callable(episodes) else lambda index: index < episodes
         self._kind = kind
@@ -127,7 +128,8 @@ class VideoRecorder(RuntimeHooks):
             self.folder.mkdir(parents=True, exist_ok=True)
             name = f"episode-{recording.index:05d}-{recording.episode_id}.{self._kind}"
             path = self.folder / name
-            self._save(path, recording)
+            save = _save_mp4 if self._kind == "mp4" else _save_gif
+            save(path, recording, self._fps)
             self.paths.append(path)
 
     def _shoot(self, lane: int, render: Callable[[int], NDArray[np.uint8] | None]) -> None:
@@ -150,16 +152,10 @@ class VideoRecorder(RuntimeHooks):
             self._gave_up = True
             self._recordings.clear()
             return
-        recording.add(frame)
-
-    def _save(self, path: Path, recording: _Recording) -> None:
-        if self._kind == "mp4":
-            _save_mp4(path, recording, self._fps)
-        else:
-            _save_gif(path, recording, self._fps)
+        recording.add(as_rgb(frame))
 
 
-def _save_gif(path: Path, recording: Sequence[NDArray[np.uint8]] | _Recording, fps: int) -> None:
+def _save_gif(path: Path, recording: _Recording, fps: int) -> None:
     def rest() -> Iterator[Image.Image]:
         for place in range(1, len(recording)):
             yield Image.fromarray(recording[place])
@@ -175,8 +171,9 @@ def _import_moviepy() -> Any:
     try:
         from moviepy.video.VideoClip import VideoClip  # noqa: PLC0415 - an extra
     except ImportError as error:
-        message = 'mp4 videos need moviepy: pip install "rlmesh-gym[video]", or use kind="gif"'
-        raise ImportError(message) from error
+        raise ImportError(
+            'mp4 videos need moviepy: pip install "rlmesh-gym[video]", or use kind="gif"'
+        ) from error
     return VideoClip
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlmesh_gym.runtime.report.runtime_report import Bottleneck
+from rlmesh_gym.plain_data import PlainData
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rlmesh_gym.runtime.telemetry import CallTiming
+    from rlmesh_gym.runtime.report.metrics import CallTiming
 
-__all__ = ["TimeShares"]
+__all__ = ["Bottleneck", "TimeShares"]
 
 _NAMES = {
     "env": "the environment",
@@ -21,21 +21,25 @@ _NAMES = {
     "loop": "the run loop itself",
 }
 _ADVICE = {
-    "env": "more lanes or endpoints would help",
-    "wire": "a longer execution horizon, or endpoints nearer by, would help",
-    "policy": "a longer execution horizon, or a faster model, would help",
-    "loop": "hooks and transforms would be the first place to look",
+    "env": ("more lanes or endpoints",),
+    "wire": ("a longer execution horizon", "endpoints nearer by"),
+    "policy": ("a longer execution horizon", "a faster model"),
 }
 
 
-def _work_ns(timing: CallTiming) -> int | None:
-    """Return what an endpoint spent on its user's code, queueing included; None if it says nothing.
+@dataclass(frozen=True)
+class Bottleneck(PlainData):
+    """What bound the run.
 
-    Reading and writing messages count as the wire's cost, on whichever machine they happen.
+    Attributes:
+        sentence: One plain sentence for people.
+        shares: Part of the loop's time, without what came before and after it, by ``"env"``,
+            ``"wire"``, ``"policy"`` and ``"loop"``; they sum to 1, or are all 0 for a run that did
+            nothing.
     """
-    if timing.endpoint_ns is not None:
-        return timing.endpoint_ns - (timing.decode_ns or 0) - (timing.encode_ns or 0)
-    return timing.user_ns
+
+    sentence: str
+    shares: dict[str, float]
 
 
 @dataclass
@@ -72,27 +76,35 @@ class TimeShares:
 
     @staticmethod
     def _work(waited: float, timings: Sequence[CallTiming]) -> float:
-        known = [work for timing in timings if (work := _work_ns(timing)) is not None]
+        known = [work for timing in timings if (work := timing.work_ns) is not None]
         if not known:
             return waited  # Nobody says what part of it was the wire.
         # Endpoints work side by side, so the slowest is what was waited for.
         return min(waited, max(0.0, max(known) / 1e9))
 
-    def bottleneck(self, duration: float) -> Bottleneck:
-        """Say what bound a run whose loop took ``duration`` seconds."""
+    def bottleneck(self, duration: float, *, longer_horizon_helps: bool = True) -> Bottleneck:
+        """Say what bound a run whose loop took ``duration`` seconds.
+
+        Args:
+            duration: Seconds.
+            longer_horizon_helps: False where the model gives fewer frames than were asked for, so
+                that asking for more changes nothing.
+        """
         parts = {"env": self.env, "wire": self.wire, "policy": self.policy}
         parts["loop"] = max(0.0, duration - sum(parts.values()))
         total = sum(parts.values())
         if total <= 0 or self.env_wait + self.policy_wait <= 0:
-            return Bottleneck(
-                "Nothing was stepped, so nothing bound this run.", dict.fromkeys(parts, 0.0)
-            )
+            nothing = "Nothing was stepped, so nothing bound this run."
+            return Bottleneck(nothing, dict.fromkeys(parts, 0.0))
         shares = {name: seconds / total for name, seconds in parts.items()}
-        ranked = sorted(shares, key=lambda name: -shares[name])
-        first, rest = ranked[0], ranked[1:]
+        first, *rest = sorted(shares, key=lambda name: -shares[name])
         others = ", ".join(f"{_NAMES[name]} {shares[name]:.0%}" for name in rest)
+        advice = "hooks and transforms would be the first place to look"
+        if first in _ADVICE:
+            ways = _ADVICE[first] if longer_horizon_helps else _ADVICE[first][-1:]
+            advice = f"{' or '.join(ways)} would help"
         sentence = (
             f"{_NAMES[first].capitalize()} bound this run with {shares[first]:.0%} of its time "
-            f"({others}); {_ADVICE[first]}."
+            f"({others}); {advice}."
         )
         return Bottleneck(sentence, shares)

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlmesh_gym.runtime.report.summary import moving_mean
-from rlmesh_gym.runtime.report.tables import escape, format_number
+from rlmesh_gym.runtime.report.formatting import escape, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["histogram", "nice_ticks", "series", "split_bar"]
+__all__ = ["histogram", "moving_mean", "nice_ticks", "series", "split_bar"]
 
 # Units of the stretched coordinate system; strokes and dots are in screen pixels.
 _WIDTH = 1000.0
@@ -47,6 +46,19 @@ def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
     last = math.floor(high / step + 1e-9)
     # An empty range means that low and high differ in their last digits only.
     return [index * step for index in range(first, last + 1)] or [low]
+
+
+def moving_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Mean of the last ``window`` values at each place, of fewer at the beginning.
+
+    Returns:
+        A fresh float64 array of the same length.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, values.size + 1)
+    begins = np.maximum(0, ends - max(1, window))
+    means: NDArray[np.float64] = (sums[ends] - sums[begins]) / (ends - begins)
+    return means
 
 
 def histogram(values: NDArray[np.float64], *, label: str, integer: bool = False) -> str:

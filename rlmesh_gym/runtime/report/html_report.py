@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from datetime import datetime, timezone
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -17,23 +16,23 @@ import numpy as np
 
 from rlmesh_gym._version import __version__
 from rlmesh_gym.runtime.report.charts import histogram, series, split_bar
-from rlmesh_gym.runtime.report.html_episodes import episode_section
-from rlmesh_gym.runtime.report.summary import EpisodeStatistics, wilson_interval
-from rlmesh_gym.runtime.report.tables import (
+from rlmesh_gym.runtime.report.episode_table import episode_section
+from rlmesh_gym.runtime.report.formatting import (
+    count_of,
     escape,
-    format_bytes,
     format_duration,
     format_number,
 )
 
 if TYPE_CHECKING:
-    from rlmesh_gym.runtime.report.runtime_report import RuntimeReport, TelemetrySnapshot
+    from rlmesh_gym.episodes import EpisodeStatistics
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
+    from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 __all__ = ["html_report"]
 
 _SIGNIFICANT = 6
 
-_PERCENTILES = ("p50", "p95", "p99")
 _SHARES = (
     ("env", "environment", "env"),
     ("wire", "wire", "wire"),
@@ -58,9 +57,9 @@ def html_report(report: RuntimeReport) -> str:
     Returns:
         A complete HTML document, to be encoded as UTF-8.
     """
-    statistics = EpisodeStatistics.of(report.episodes)
-    style = files("rlmesh_gym.runtime.report").joinpath("assets/report.css").read_text("utf-8")
-    script = files("rlmesh_gym.runtime.report").joinpath("assets/report.js").read_text("utf-8")
+    assets = files("rlmesh_gym.runtime.report") / "assets"
+    style = (assets / "report.css").read_text("utf-8")
+    script = (assets / "report.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
@@ -68,9 +67,9 @@ def html_report(report: RuntimeReport) -> str:
     )
     sections = [
         _heading(report),
-        _tiles(report, statistics),
+        _tiles(report),
         _time_split(report),
-        _charts(statistics),
+        _charts(report.statistics),
         _latency(report.telemetry),
         episode_section(report.episodes),
         _facts(report),
@@ -96,7 +95,7 @@ def _heading(report: RuntimeReport) -> str:
         kind, text = "bad", "failed"
     elif report.stop_reason.startswith("cancelled"):
         kind, text = "warn", "stopped early"
-    lanes = "1 lane" if report.num_envs == 1 else f"{report.num_envs:,} lanes"
+    lanes = count_of(report.num_envs, "lane")
     # A failure says more than the word "failed".
     reason = "" if report.error is not None else f", ended by {escape(report.stop_reason)}"
     cause = "" if report.error is None else f'<p class="error">{escape(report.error, 2000)}</p>'
@@ -109,41 +108,11 @@ def _heading(report: RuntimeReport) -> str:
     )
 
 
-def _tiles(report: RuntimeReport, statistics: EpisodeStatistics) -> str:
-    returns, lengths = statistics.returns, statistics.lengths
-    rate = report.total_steps / report.duration if report.duration > 0 else math.nan
-    cut_off = f"{statistics.interrupted:,} more cut off" if statistics.interrupted else ""
-    interval = "" if math.isnan(returns.ci95) else f"± {format_number(returns.ci95, 3)} (95%)"
-    span = ""
-    if statistics.completed:
-        span = f"{format_number(returns.minimum)} to {format_number(returns.maximum)}"
-    tiles = [
-        ("episodes", f"{statistics.completed:,}", cut_off or "completed"),
-        ("mean return", format_number(returns.mean), interval),
-        ("median return", format_number(returns.median), span),
-    ]
-    if statistics.success_rate is not None:
-        low, high = wilson_interval(statistics.successes, statistics.judged)
-        tiles.append(
-            (
-                "success rate",
-                f"{statistics.success_rate:.1%}",
-                f"{statistics.successes:,} of {statistics.judged:,}, 95%: {low:.0%} to {high:.0%}",
-            )
-        )
-    truncated = statistics.completed - statistics.terminated
-    tiles += [
-        (
-            "mean length",
-            format_number(lengths.mean),
-            f"{truncated:,} truncated" if statistics.completed else "",
-        ),
-        ("steps", f"{report.total_steps:,}", f"{format_number(rate, 3)} per second"),
-    ]
+def _tiles(report: RuntimeReport) -> str:
     inner = "".join(
         f'<div class="tile"><dt>{name}</dt><dd class="value">{value}</dd>'
         f'<dd class="more">{more}</dd></div>'
-        for name, value, more in tiles
+        for name, value, more in report.headline()
     )
     return f'<dl class="tiles">{inner}</dl>'
 
@@ -154,14 +123,13 @@ def _time_split(report: RuntimeReport) -> str:
     bar = ""
     if any(share > 0 for _, share, _ in parts):
         bar = split_bar(parts, label="Time of the run by part")
+    notes = "".join(f'<p class="note">Note: {escape(note)}.</p>' for note in report.notes)
     per_call = "".join(
         _call_split(report.telemetry, operation)
         for operation in dict.fromkeys(row.operation for row in report.telemetry.rows)
     )
-    return (
-        '<section class="card"><h2>Where the time went</h2>'
-        f'<p class="sentence">{escape(report.bottleneck.sentence)}</p>{bar}{per_call}</section>'
-    )
+    sentence = f'<p class="sentence">{escape(report.bottleneck.sentence)}</p>'
+    return _card("Where the time went", f"{sentence}{notes}{bar}{per_call}")
 
 
 def _call_split(snapshot: TelemetrySnapshot, operation: str) -> str:
@@ -183,7 +151,7 @@ def _call_split(snapshot: TelemetrySnapshot, operation: str) -> str:
     # Phases may overlap where an endpoint works on several requests; then they are scaled down.
     whole = sum(share for _, share, _ in parts)
     parts = [(name, share / whole, kind) for name, share, kind in parts]
-    calls = _calls(rpc.count)
+    calls = count_of(rpc.count, "call")
     title = f"{escape(operation)}: {format_duration(rpc.avg)} on average, {calls}"
     return f"<h3>{title}</h3>{split_bar(parts, label=f'Time of {operation} by phase')}"
 
@@ -191,68 +159,45 @@ def _call_split(snapshot: TelemetrySnapshot, operation: str) -> str:
 def _charts(statistics: EpisodeStatistics) -> str:
     returns, lengths = statistics.returns, statistics.lengths
     if statistics.completed == 0:
-        return (
-            '<section class="card"><h2>Returns</h2><p class="note">No episode was completed, so '
-            "there is nothing to draw. The facts below tell what was asked for.</p></section>"
+        return _card(
+            "Returns",
+            '<p class="note">No episode was completed, so there is nothing to draw. The facts '
+            "below tell what was asked for.</p>",
         )
     note = ""
     if returns.left_out:
         note = f'<p class="note">Left out: {returns.left_out:,} returns that are not finite.</p>'
     if returns.values.size == 0:
-        return f'<section class="card"><h2>Returns</h2>{note}</section>'
+        return _card("Returns", note)
     whole = bool(np.all(returns.values == np.round(returns.values)))
+    over_time = f"{series(returns.values, label='return')}{note}"
     return (
-        '<section class="card wide"><h2>Returns over the episodes</h2>'
-        f"{series(returns.values, label='return')}{note}</section>"
-        '<div class="pair"><section class="card"><h2>Returns</h2>'
-        f"{histogram(returns.values, label='return', integer=whole)}</section>"
-        '<section class="card"><h2>Lengths</h2>'
-        f"{histogram(lengths.values, label='steps', integer=True)}</section></div>"
+        f'{_card("Returns over the episodes", over_time, "card wide")}<div class="pair">'
+        f"{_card('Returns', histogram(returns.values, label='return', integer=whole))}"
+        f"{_card('Lengths', histogram(lengths.values, label='steps', integer=True))}</div>"
     )
 
 
 def _latency(snapshot: TelemetrySnapshot) -> str:
-    if not snapshot.rows:
-        return (
-            '<section class="card"><h2>Latency per operation</h2>'
-            '<p class="note">No call was measured.</p></section>'
+    table = '<p class="note">No call was measured.</p>'
+    if snapshot.rows:
+        table = (
+            '<div class="scroll latency" tabindex="0" role="region" aria-label="Latency table">'
+            f"{snapshot._repr_html_()}</div>"
         )
-    groups = []
-    for operation in dict.fromkeys(row.operation for row in snapshot.rows):
-        rows = [row for row in snapshot.rows if row.operation == operation]
-        calls = max(row.count for row in rows)
-        lines = [
-            f'<tr><th scope="rowgroup" colspan="5">{escape(operation)}'
-            f' <span class="note">{_calls(calls)}</span></th></tr>'
-        ]
-        for row in rows:
-            show = format_bytes if row.unit == "bytes" else format_duration
-            cells = "".join(
-                f'<td class="num">{show(value)}</td>'
-                for value in (row.avg, row.p50, row.p95, row.p99)
-            )
-            lines.append(f"<tr><td>{escape(row.metric)}</td>{cells}</tr>")
-        groups.append(f"<tbody>{''.join(lines)}</tbody>")
-    heads = "".join(f'<th scope="col" class="num">{name}</th>' for name in ("mean", *_PERCENTILES))
-    return (
-        '<section class="card"><h2>Latency per operation</h2>'
-        '<div class="scroll" tabindex="0" role="region" aria-label="Latency table">'
-        f'<table class="latency"><thead><tr><th scope="col">metric</th>{heads}</tr></thead>'
-        f"{''.join(groups)}</table></div></section>"
-    )
+    return _card("Latency per operation", table)
 
 
-def _calls(count: int) -> str:
-    return "1 call" if count == 1 else f"{count:,} calls"
+def _card(title: str, body: str, kind: str = "card") -> str:
+    return f'<section class="{kind}"><h2>{title}</h2>{body}</section>'
 
 
 def _facts(report: RuntimeReport) -> str:
-    seed = "none" if report.base_seed is None else str(report.base_seed)
     facts = [
         ("session", report.session_id),
-        ("seed", seed),
+        ("seed", "none" if report.base_seed is None else report.base_seed),
         ("autoreset mode", report.autoreset_mode),
-        ("execution horizon", str(report.execution_horizon)),
+        ("execution horizon", report.execution_horizon),
         ("env endpoints", ", ".join(report.env_endpoints)),
         ("model endpoint", report.model_endpoint),
         ("total reward", format_number(report.total_reward, _SIGNIFICANT)),
@@ -261,7 +206,7 @@ def _facts(report: RuntimeReport) -> str:
     inner = "".join(
         f"<div><dt>{name}</dt><dd>{escape(value, 2000)}</dd></div>" for name, value in facts
     )
-    return f'<section class="card"><h2>The run</h2><dl class="facts">{inner}</dl></section>'
+    return _card("The run", f'<dl class="facts">{inner}</dl>')
 
 
 def _moment(seconds: float) -> str:

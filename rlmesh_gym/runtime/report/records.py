@@ -7,46 +7,38 @@ nothing of environments or of the run loop.
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
-import math
 import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from typing_extensions import Self
 
 from rlmesh_gym.errors import ClosedError, ConfigurationError
+from rlmesh_gym.plain_data import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
 __all__ = [
-    "EPISODES_CSV",
     "EPISODES_JSONL",
     "EpisodeFile",
     "EpisodeJournal",
     "EpisodeKey",
     "episode_key",
-    "jsonable",
     "read_episodes",
     "remaining_seeds",
-    "repeat_counts",
-    "write_episodes_csv",
 ]
 
 logger = logging.getLogger(__name__)
 
 EPISODES_JSONL = "episodes.jsonl"
-EPISODES_CSV = "episodes.csv"
 
 Row = dict[str, Any]
-_NON_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
 class EpisodeKey(NamedTuple):
@@ -67,31 +59,6 @@ def episode_key(row: Mapping[str, Any]) -> EpisodeKey:
     return EpisodeKey(
         str(row.get("env_id", "")), None if seed is None else int(seed), str(row["episode_id"])
     )
-
-
-def jsonable(value: Any) -> Any:
-    """Plain JSON data for ``value``, whatever an environment put into it.
-
-    Arrays become nested lists, numpy scalars Python numbers, bytes hexadecimal text, and what JSON
-    does not know its ``repr``. JSON has no NaN: non-finite floats become the strings ``"NaN"``,
-    ``"Infinity"`` and ``"-Infinity"``, which ``float()`` reads back.
-    """
-    if isinstance(value, (np.generic, np.ndarray)):
-        value = value.tolist()
-    plain: Any
-    if value is None or isinstance(value, (bool, str, int)):
-        plain = value
-    elif isinstance(value, float):
-        plain = value if math.isfinite(value) else _NON_FINITE.get(value, "NaN")
-    elif isinstance(value, dict):
-        plain = {str(key): jsonable(item) for key, item in value.items()}
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        plain = [jsonable(item) for item in value]
-    elif isinstance(value, (bytes, bytearray)):
-        plain = bytes(value).hex()
-    else:
-        plain = repr(value)
-    return plain
 
 
 @dataclass(frozen=True)
@@ -121,11 +88,11 @@ def read_episodes(path: str | os.PathLike[str]) -> EpisodeFile:
     try:
         data = source.read_bytes()
     except FileNotFoundError:
-        message = f"{source} does not exist; give the --report directory of an earlier run"
-        raise ConfigurationError(message) from None
+        raise ConfigurationError(
+            f"{source} does not exist; give the --report directory of an earlier run"
+        ) from None
     except OSError as error:
-        message = f"{source} cannot be read: {error.strerror or error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"{source} cannot be read: {error.strerror or error}") from error
     rows: list[Row] = []
     damaged = 0
     whole = 0
@@ -160,13 +127,6 @@ def remaining_seeds(wanted: Sequence[int], rows: Iterable[Mapping[str, Any]]) ->
     return remaining
 
 
-def repeat_counts(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], int]:
-    """For every (environment, seed) rolled out more than once: how often, duplicates aside."""
-    keys = {episode_key(row) for row in rows if not row.get("interrupted")}
-    counts = Counter((key.env, key.seed) for key in keys if key.seed is not None)
-    return {pair: count for pair, count in counts.items() if count > 1}
-
-
 class EpisodeJournal:
     """The ``episodes.jsonl`` of one report directory, open for appending.
 
@@ -182,9 +142,8 @@ class EpisodeJournal:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory)
-        self.path = self.directory / EPISODES_JSONL
-        self.damaged = 0
+        self.directory: Path = Path(directory)
+        self.path: Path = self.directory / EPISODES_JSONL
         self._descriptor: int | None = None
         self._rows: list[Row] = []
         try:
@@ -194,21 +153,20 @@ class EpisodeJournal:
             self._take_in()
         except BlockingIOError as error:
             self._drop()
-            message = (
+            raise ConfigurationError(
                 f"{self.path} is being written by another run; wait for its end, or name another "
                 "directory"
-            )
-            raise ConfigurationError(message) from error
+            ) from error
         except OSError as error:
             self._drop()
-            message = f"cannot write episodes to {self.path}: {error.strerror or error}"
-            raise ConfigurationError(message) from error
+            raise ConfigurationError(
+                f"cannot write episodes to {self.path}: {error.strerror or error}"
+            ) from error
         self._keys = {episode_key(row) for row in self._rows}
 
     def _take_in(self) -> None:
         """Read the earlier lines and leave the file at the end of its last whole one."""
         earlier = read_episodes(self.path)
-        self.damaged = earlier.damaged
         self._rows = _distinct(earlier.rows)
         with self.path.open("rb+") as file:
             file.truncate(earlier.whole_bytes)
@@ -236,8 +194,7 @@ class EpisodeJournal:
             OSError: The disk does not take it.
         """
         if self._descriptor is None:
-            message = f"the journal {self.path} is closed"
-            raise ClosedError(message)
+            raise ClosedError(f"the journal {self.path} is closed")
         plain: Row = jsonable(dict(row))
         key = episode_key(plain)
         if key in self._keys:
@@ -278,27 +235,6 @@ class EpisodeJournal:
         self.close()
 
 
-def write_episodes_csv(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Write rows as a CSV table; nested values become JSON text in their cell.
-
-    The columns are the keys of all rows, in order of first appearance.
-    """
-    listed = list(rows)
-    columns = list(dict.fromkeys(key for row in listed for key in row))
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for row in listed:
-            writer.writerow([_cell(row.get(column)) for column in columns])
-
-
-def _cell(value: Any) -> Any:
-    plain = jsonable(value)
-    if isinstance(plain, (dict, list)):
-        return json.dumps(plain, ensure_ascii=False)
-    return "" if plain is None else plain
-
-
 def _journal_path(path: str | os.PathLike[str]) -> Path:
     given = Path(path)
     return given / EPISODES_JSONL if given.is_dir() or not given.suffix else given
@@ -337,9 +273,9 @@ def _lock(descriptor: int) -> None:
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
+    except OSError as error:
+        if isinstance(error, BlockingIOError):
+            raise
         logger.debug("files of this file system cannot be locked", exc_info=True)
 
 

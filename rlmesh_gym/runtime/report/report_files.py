@@ -5,6 +5,7 @@ Each file is written beside its place and moved there, so that a reader never se
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from contextlib import nullcontext
@@ -12,20 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.runtime.report.html_report import html_report
-from rlmesh_gym.runtime.report.records import (
-    EPISODES_CSV,
-    EpisodeJournal,
-    jsonable,
-    write_episodes_csv,
-)
+from rlmesh_gym.runtime.report.records import EpisodeJournal
 from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["REPORT_HTML", "REPORT_JSON", "read_report", "write_report"]
+__all__ = ["read_report", "write_episodes_csv", "write_report"]
 
+EPISODES_CSV = "episodes.csv"
 REPORT_JSON = "report.json"
 REPORT_HTML = "report.html"
 
@@ -53,8 +51,8 @@ def write_report(
         ConfigurationError: The directory cannot be written.
     """
     target = Path(directory)
-    rows = [jsonable(episode.to_dict()) for episode in report.episodes]
-    text = json.dumps(jsonable(report.to_dict()), allow_nan=False, indent=1)
+    rows = [episode.to_dict() for episode in report.episodes]
+    text = json.dumps(report.to_dict(), allow_nan=False, indent=1)
     page = html_report(report)
 
     def write_text(content: str) -> Callable[[Path], Any]:
@@ -70,8 +68,9 @@ def write_report(
         _replace(target / EPISODES_CSV, lambda path: write_episodes_csv(rows, path))
         _replace(target / REPORT_HTML, write_text(page))
     except OSError as error:
-        message = f"cannot write the report to {target}: {error.strerror or error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(
+            f"cannot write the report to {target}: {error.strerror or error}"
+        ) from error
     return target / REPORT_HTML
 
 
@@ -88,8 +87,30 @@ def read_report(directory: str | os.PathLike[str]) -> RuntimeReport | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        message = f"{path} cannot be read as a report: {type(error).__name__}: {error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(
+            f"{path} cannot be read as a report: {type(error).__name__}: {error}"
+        ) from error
+
+
+def write_episodes_csv(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
+    """Write rows as a CSV table; nested values become JSON text in their cell.
+
+    The columns are the keys of all rows, in order of first appearance.
+    """
+    listed = list(rows)
+    columns = list(dict.fromkeys(key for row in listed for key in row))
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        for row in listed:
+            writer.writerow([_cell(row.get(column)) for column in columns])
+
+
+def _cell(value: Any) -> Any:
+    plain = jsonable(value)
+    if isinstance(plain, (dict, list)):
+        return json.dumps(plain, ensure_ascii=False)
+    return "" if plain is None else plain
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlmesh_gym.episodes import EpisodeRecord
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.runtime.report.records import EpisodeKey, episode_key, read_episodes, repeat_counts
+from rlmesh_gym.runtime.report.bottleneck import Bottleneck
+from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
+from rlmesh_gym.runtime.report.records import EpisodeKey, episode_key, read_episodes
 from rlmesh_gym.runtime.report.report_files import read_report
-from rlmesh_gym.runtime.report.runtime_report import (
-    Bottleneck,
-    EpisodeSummary,
-    RuntimeReport,
-    TelemetrySnapshot,
-)
+from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rlmesh_gym.runtime.report.records import Row
 
-__all__ = ["MergeSummary", "joined_sessions", "merge_episodes", "merged_report", "summaries"]
+__all__ = ["MergeSummary", "joined_sessions", "merge_episodes", "merged_report", "repeat_counts"]
 
 
 @dataclass(frozen=True)
@@ -76,17 +75,25 @@ def merge_episodes(sources: Sequence[str | os.PathLike[str]]) -> MergeSummary:
     return MergeSummary(rows, duplicates, tuple(conflicts), repeats, damaged, per_source)
 
 
-def summaries(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeSummary]:
+def repeat_counts(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], int]:
+    """For every (environment, seed) rolled out more than once: how often, duplicates aside."""
+    keys = {episode_key(row) for row in rows if not row.get("interrupted")}
+    counts = Counter((key.env, key.seed) for key in keys if key.seed is not None)
+    return {pair: count for pair, count in counts.items() if count > 1}
+
+
+def _read_rows(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeRecord]:
     """The episodes of rows, in their order.
 
     Raises:
         ConfigurationError: A row lacks what an episode of this version has.
     """
     try:
-        return [EpisodeSummary.from_dict(row) for row in rows]
+        return [EpisodeRecord.from_dict(row) for row in rows]
     except (TypeError, ValueError) as error:
-        message = f"a line of episodes.jsonl is no episode of this version: {error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(
+            f"a line of episodes.jsonl is not an episode of this version: {error}"
+        ) from error
 
 
 def merged_report(sources: Sequence[str | os.PathLike[str]], merged: MergeSummary) -> RuntimeReport:
@@ -99,7 +106,7 @@ def merged_report(sources: Sequence[str | os.PathLike[str]], merged: MergeSummar
         ConfigurationError: A source's report cannot be read, or its episodes are none.
     """
     reports = [found for source in sources if (found := read_report(source)) is not None]
-    episodes = tuple(summaries(merged.rows))
+    episodes = tuple(_read_rows(merged.rows))
     env_ids = dict.fromkeys(episode.env_id for episode in episodes)
     endpoints = dict.fromkeys(episode.endpoint for episode in episodes)
     models = dict.fromkeys(report.model_endpoint for report in reports)
@@ -155,12 +162,12 @@ def joined_sessions(
     Raises:
         ConfigurationError: A row is no episode.
     """
-    done = sorted(summaries(rows), key=lambda episode: episode.index)
+    done = sorted(_read_rows(rows), key=lambda episode: episode.index)
     cut_off = [episode for episode in session.episodes if episode.interrupted]
     report = dataclasses.replace(session, episodes=(*done, *cut_off))
     if not earlier_rows:
         return report
-    known = summaries(earlier_rows)
+    known = _read_rows(earlier_rows)
     steps = sum(episode.length for episode in known)
     reward = sum(episode.episode_return for episode in known)
     duration, started_at = session.duration, min(episode.started_at for episode in known)

@@ -9,7 +9,7 @@ Keys of the configuration: ``env_id`` (a Gymnasium id, with ``module:`` before i
 registers it), ``num_envs`` (1), ``autoreset_mode`` (``"NextStep"``, ``"SameStep"``, ``"Disabled"``;
 null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwargs``, ``address``
 (null for a free port of 127.0.0.1), ``link`` (path of a Unix socket for the parent's own sessions),
-``validation``, ``dedicated_thread``.
+``validation``, ``overlap`` and ``dedicated_thread`` as those of ``EnvServer``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
-from gymnasium.vector import AutoresetMode
-
+from rlmesh_gym.codec import as_autoreset_mode
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.server.env.lane_vector import LaneVector
+from rlmesh_gym.server.env.making import make_envs
 from rlmesh_gym.server.env.server import EnvServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType
+
+    from rlmesh_gym.server.env.making import Made
 
 __all__ = ["build", "main", "run"]
 
@@ -46,6 +46,7 @@ _KEYS = {
     "env_kwargs",
     "link",
     "num_envs",
+    "overlap",
     "render_mode",
     "validation",
 }
@@ -54,7 +55,7 @@ _PARENT_SECONDS = 0.5
 _EXIT_SECONDS = 0.5
 
 
-def build(config: Mapping[str, Any]) -> LaneVector | list[gym.Env[Any, Any]]:
+def build(config: Mapping[str, Any]) -> Made:
     """Make the lanes that ``config`` asks for.
 
     Returns:
@@ -69,21 +70,16 @@ def build(config: Mapping[str, Any]) -> LaneVector | list[gym.Env[Any, Any]]:
         raise ConfigurationError(f"unknown keys {unknown}; there are {sorted(_KEYS)}")
     if "env_id" not in config:
         raise ConfigurationError("env_id is missing")
-    num_envs = config.get("num_envs") or 1
-    mode = _autoreset_mode(config.get("autoreset_mode"))
-    options = dict(config.get("env_kwargs") or {})
-    if config.get("render_mode") is not None:
-        options["render_mode"] = config["render_mode"]
-    with ExitStack() as made:
-        lanes: list[gym.Env[Any, Any]] = []
-        for _ in range(num_envs):
-            # The server checks every value itself, so Gymnasium's checker would only cost time.
-            env = gym.make(config["env_id"], disable_env_checker=True, **options)
-            made.callback(env.close)
-            lanes.append(env)
-        envs = lanes if mode is None else LaneVector(lanes, autoreset_mode=mode, copy=False)
-        made.pop_all()
-    return envs
+    options = {"render_mode": config["render_mode"]} if config.get("render_mode") else {}
+    return make_envs(
+        config["env_id"],
+        num_envs=config.get("num_envs") or 1,
+        autoreset_mode=as_autoreset_mode(config.get("autoreset_mode")),
+        env_kwargs=config.get("env_kwargs"),
+        # The server checks every value itself, so Gymnasium's checker would only cost time.
+        disable_env_checker=True,
+        **options,
+    )
 
 
 def run(config: Mapping[str, Any]) -> EnvServer:
@@ -95,6 +91,7 @@ def run(config: Mapping[str, Any]) -> EnvServer:
         env_id=str(config.get("env_id", "")).rpartition(":")[2] or None,
         validation=config.get("validation"),
         close_timeout=_CLOSE_SECONDS,
+        overlap=bool(config.get("overlap")),
         dedicated_thread=bool(config.get("dedicated_thread")),
     )
     server.start()
@@ -194,16 +191,6 @@ def _leave_in_time() -> None:
 
 def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's form
     sys.exit(128 + number)
-
-
-def _autoreset_mode(name: str | None) -> AutoresetMode | None:
-    if name is None:
-        return None
-    for mode in AutoresetMode:
-        if name in {mode.name, mode.value}:
-            return mode
-    known = [mode.value for mode in AutoresetMode]
-    raise ConfigurationError(f"unknown autoreset mode {name!r}; there are {known}")
 
 
 if __name__ == "__main__":

@@ -40,10 +40,14 @@ class EpisodeBook:
     Args:
         num_envs: Number of lanes.
         autoreset_mode: How the environment goes on after an episode.
+        typed: Records hold arrays as arrays (capability ``rlmesh_gym.arrays``).
     """
 
-    def __init__(self, num_envs: int, autoreset_mode: AutoresetMode) -> None:
+    def __init__(
+        self, num_envs: int, autoreset_mode: AutoresetMode, *, typed: bool = False
+    ) -> None:
         self.num_envs = num_envs
+        self._typed = typed
         self.autoreset_mode = autoreset_mode
         self._lock = threading.Lock()
         self._tracked = np.zeros(num_envs, dtype=np.bool_)
@@ -136,7 +140,7 @@ class EpisodeBook:
                 record = self._record(lane, now, bool(terminated[row]), bool(truncated[row]))
                 info = final_info(row)
                 if info is not None:
-                    record.final_info.CopyFrom(encode_meta_map(info))
+                    record.final_info.CopyFrom(encode_meta_map(info, typed=self._typed))
                 records.append(record)
                 self._tracked[lane] = False
                 if self.autoreset_mode is AutoresetMode.NEXT_STEP:

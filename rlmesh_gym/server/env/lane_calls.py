@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from rlmesh_gym.rpc.host.executor import GrowingExecutor
+from rlmesh_gym.threads import GrowingExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,11 +44,11 @@ class LaneCalls:
     """Runs calls on lanes, and remembers how long they take.
 
     Args:
-        may_overlap: Lanes may be at work at the same time.
+        overlap: Lanes may be at work at the same time.
     """
 
-    def __init__(self, *, may_overlap: bool = True) -> None:
-        self._executor = GrowingExecutor("rlmesh_gym-lanes") if may_overlap else None
+    def __init__(self, *, overlap: bool) -> None:
+        self._executor = GrowingExecutor("rlmesh_gym-lanes") if overlap else None
         self._mean_ns: dict[str, float] = {}
 
     def run(self, verb: str, lanes: Sequence[int], call: Callable[[int, int], T]) -> LaneResults[T]:

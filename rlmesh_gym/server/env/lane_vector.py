@@ -18,7 +18,8 @@ from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from rlmesh_gym.codec import lane_info
+from rlmesh_gym.codec import add_info
+from rlmesh_gym.codec.reset_arguments import expand_seeds, split_options
 from rlmesh_gym.errors import ConfigurationError, ResetNeededError
 from rlmesh_gym.server.env.closing import close_all
 from rlmesh_gym.server.env.lane_values import as_flag, as_reward, detached
@@ -45,26 +46,6 @@ def _blank(space: gym.Space[Any]) -> Any:
     if isinstance(space, Tuple):
         return tuple(_blank(child) for child in space.spaces)
     return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1, np.zeros))))
-
-
-_MISFITS = (TypeError, ValueError, OverflowError, AttributeError, IndexError)
-"""What adding a value to an array of another kind raises."""
-
-
-def _mixes_dicts(vector_infos: dict[str, Any], env_info: dict[str, Any]) -> bool:
-    """Return whether a dict meets something else, which Gymnasium would not notice."""
-    for key, value in env_info.items():
-        own = vector_infos.get(f"_{key}", env_info.get(f"_{key}"))
-        if isinstance(own, dict):
-            return True  # An env's own key where the mask belongs.
-        present = vector_infos.get(key)
-        if (
-            present is not None
-            and isinstance(present, dict) is not isinstance(value, dict)
-            and key != "final_obs"
-        ):
-            return True
-    return False
 
 
 class LaneVector(VectorEnv[Any, Any, Any]):
@@ -149,11 +130,9 @@ class LaneVector(VectorEnv[Any, Any, Any]):
         Returns:
             Observations of all lanes, unmasked ones showing their last; infos of the reset ones.
         """
-        seeds = self._seeds(seed)
-        lane_options = None if options is None else dict(options)
-        lanes: Sequence[int] = range(self.num_envs)
-        if lane_options is not None and "reset_mask" in lane_options:
-            lanes = np.flatnonzero(self._mask(lane_options.pop("reset_mask"))).tolist()
+        seeds = expand_seeds(seed, self.num_envs)
+        lane_options, mask = split_options(options, self.num_envs)
+        lanes = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         infos: dict[str, Any] = {}
         for lane in lanes:
             observation, info = self.envs[lane].reset(seed=seeds[lane], options=lane_options)
@@ -214,6 +193,16 @@ class LaneVector(VectorEnv[Any, Any, Any]):
             infos,
         )
 
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """What each env says that it was seeded with, also where no seed was asked for."""
+        return tuple(env.np_random_seed for env in self.envs)
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Each env's own random number generator."""
+        return tuple(env.np_random for env in self.envs)
+
     def render(self) -> tuple[Any, ...]:
         """Return one frame per lane."""
         return tuple(env.render() for env in self.envs)
@@ -229,38 +218,7 @@ class LaneVector(VectorEnv[Any, Any, Any]):
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
         """Add one lane's info as Gymnasium does; what does not fit turns the key into objects."""
-        if not isinstance(vector_infos, dict):
-            raise TypeError("a dict beside something else")  # For the level above to settle.
-        if not _mixes_dicts(vector_infos, env_info):
-            try:
-                return super()._add_info(vector_infos, env_info, env_num)
-            except _MISFITS:
-                pass  # Once more key by key; what was added already is only added again.
-        for key, value in env_info.items():
-            if not _mixes_dicts(vector_infos, {key: value}):
-                try:
-                    super()._add_info(vector_infos, {key: value}, env_num)
-                except _MISFITS:
-                    pass
-                else:
-                    continue
-            self._add_object(vector_infos, key, value, env_num)
-        return vector_infos
-
-    def _add_object(self, vector_infos: dict[str, Any], key: str, value: Any, env_num: int) -> None:
-        present, mask = vector_infos.get(key), vector_infos.get(f"_{key}")
-        if mask is None and present is not None:
-            return  # The mask of another key, and as that it stays.
-        if not (isinstance(mask, np.ndarray) and mask.ndim == 1):
-            mask = vector_infos[f"_{key}"] = np.zeros(self.num_envs, dtype=np.bool_)
-        if not (isinstance(present, np.ndarray) and present.dtype == object):
-            objects = np.full(self.num_envs, None, dtype=object)
-            for lane in np.flatnonzero(mask).tolist():
-                if lane != env_num:
-                    objects[lane] = lane_info({key: present}, lane, self.num_envs)[key]
-            vector_infos[key] = present = objects
-        present[env_num] = value
-        mask[env_num] = True
+        return add_info(vector_infos, env_info, env_num, self.num_envs)
 
     def _observations(self) -> Any:
         if self._has_small_rows:
@@ -273,36 +231,3 @@ class LaneVector(VectorEnv[Any, Any, Any]):
             self.single_observation_space, self._lane_observations, self._buffer
         )
         return detached(self._buffer) if self.copy else self._buffer
-
-    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
-        if seed is None:
-            return [None] * self.num_envs
-        if isinstance(seed, (int, np.integer)):
-            return [int(seed) + lane for lane in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            message = (
-                "If seeds are passed as a list the length must match "
-                f"num_envs={self.num_envs} but got length={len(seed)}."
-            )
-            raise ValueError(message)
-        return seed
-
-    def _mask(self, mask: Any) -> NDArray[np.bool_]:
-        if not isinstance(mask, np.ndarray):
-            message = f"`options['reset_mask']` must be a numpy array, got {type(mask)}"
-            raise TypeError(message)
-        if mask.shape != (self.num_envs,):
-            message = (
-                f"`options['reset_mask']` must have shape `({self.num_envs},)`, got {mask.shape}"
-            )
-            raise ValueError(message)
-        if mask.dtype != np.bool_:
-            message = f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}"
-            raise TypeError(message)
-        if not mask.any():
-            message = (
-                "`options['reset_mask']` must contain a boolean array with at least one True value,"
-                f" got reset_mask={mask}"
-            )
-            raise ValueError(message)
-        return mask

@@ -10,14 +10,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
-from rlmesh_gym.codec import decode_meta_map, encode_meta_map
+from rlmesh_gym.codec import decode_meta_map, encode_meta_map, encode_png
+from rlmesh_gym.codec.lane_infos import column_of
+from rlmesh_gym.codec.reset_arguments import RESET_MASK
 from rlmesh_gym.rpc import EDITION, LARGE_BYTES, assemble
 from rlmesh_gym.server.env.conformance import Conformance
 from rlmesh_gym.server.env.episodes import EpisodeBook
-from rlmesh_gym.server.env.frames import encode_frame
 from rlmesh_gym.server.env.refusals import (
     ErrorCode,
     RefusedError,
@@ -30,7 +32,6 @@ from rlmesh_gym.server.env.refusals import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from rlmesh_gym.server.env.conformance import ValidationPolicy
@@ -80,12 +81,14 @@ class Operations:
     Args:
         env: The environment.
         policy: What to do about values out of range.
+        typed: The client takes arrays as arrays (capability ``rlmesh_gym.arrays``).
     """
 
-    def __init__(self, env: ServedEnv, policy: ValidationPolicy) -> None:
+    def __init__(self, env: ServedEnv, policy: ValidationPolicy, *, typed: bool = False) -> None:
         self.env = env
+        self._typed = typed
         self._conformance = Conformance(env.action_codec, env.observation_codec, policy)
-        self._episodes = EpisodeBook(env.num_envs, env.contract.autoreset_mode)
+        self._episodes = EpisodeBook(env.num_envs, env.contract.autoreset_mode, typed=typed)
         self._verbs: dict[str | None, Callable[[Any, interaction_pb2.JoinResponse], _Effect]] = {
             "reset": self._reset,
             "step": self._step,
@@ -141,7 +144,9 @@ class Operations:
                     raise invalid(f"reset: expected {len(lanes)} {name} or none, got {len(given)}")
         options = None
         if request.HasField("options"):
-            options = decoded(lambda: decode_meta_map(request.options, "$.options"))
+            options = decoded(
+                lambda: decode_meta_map(request.options, "$.options", typed=self._typed)
+            )
         begun = time.perf_counter_ns()
         outcome = self._call("reset", lanes, lambda: self.env.reset(lanes, seeds, options))
         # The lanes are in new episodes from here on, whether or not the answer arrives in time.
@@ -160,11 +165,15 @@ class Operations:
         options: dict[str, Any] | None,
     ) -> tuple[list[int] | None, list[str], list[int]]:
         """Return the lanes that a reset began anew, with their ids and seeds."""
-        mask = (options or {}).get("reset_mask")
-        if lanes is not None or self.env.has_lane_operations or not isinstance(mask, list):
+        mask = (options or {}).get(RESET_MASK)
+        if (
+            lanes is not None
+            or self.env.has_lane_operations
+            or column_of(mask, self.env.num_envs) is None
+        ):
             return lanes, ids, seeds
         # A vector env's own way to reset some lanes: ids and seeds are those of the whole vector.
-        lanes = [lane for lane, is_reset in enumerate(mask) if is_reset]
+        lanes = np.flatnonzero(np.asarray(mask)).tolist()
         ids = [ids[lane] if lane < len(ids) else "" for lane in lanes]
         return lanes, ids, [seeds[lane] for lane in lanes if lane < len(seeds)]
 
@@ -223,7 +232,7 @@ class Operations:
         begun = time.perf_counter_ns()
         frame = self._call("render", None, lambda: self.env.render(lane), cuts=False)
         rendered = time.perf_counter_ns()
-        png = self._call("render", None, lambda: encode_frame(frame), cuts=False)
+        png = self._call("render", None, lambda: encode_png(frame), cuts=False)
         self._check_time(request.timeout_ms, begun, "render")
         response.render.SetInParent()
         if png is not None:
@@ -336,7 +345,7 @@ class Operations:
             found = [*warnings, *self._conformance.check_observations(outcome.observation, lanes)]
             infos = self.env.wire_infos(outcome, found)
             if infos:
-                message.infos.CopyFrom(encode_meta_map(infos, "$.infos"))
+                message.infos.CopyFrom(encode_meta_map(infos, "$.infos", typed=self._typed))
             elif infos is not None:
                 message.infos.SetInParent()
             rows = self.env.num_envs if lanes is None else len(lanes)

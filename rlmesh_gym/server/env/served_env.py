@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import EnvContract, Leaves, SpaceCodec
 
-__all__ = ["WARNING_KEY", "Outcome", "ServedEnv", "Warnings", "once_per_path"]
-
-WARNING_KEY = "rlmesh.conformance.warning"
-"""Reserved info key under which a session tells what left its declared range."""
+__all__ = ["Outcome", "ServedEnv", "Warnings", "once_per_path"]
 
 Warnings = list[tuple[int, dict[str, str]]]
 """Row of the answer and what was found there: ``kind``, ``path``, ``detail``."""
@@ -72,6 +69,11 @@ class ServedEnv(ABC):
         has_lane_operations: Lanes can be stepped and reset one by one, also at the same time by
             several threads as long as no lane has two at once.
         has_partial_reset: Some of the lanes can be reset.
+        takes_lane_seeds: A reset of all lanes takes one seed for each.
+        gives_fresh_arrays: The arrays of an outcome are never written again.
+        base: The environment beneath all wrappers, of lane 0 where there are several.
+        has_own_processes: The lanes run in processes of their own, so that nothing in this one is
+            shared.
     """
 
     contract: EnvContract
@@ -79,6 +81,10 @@ class ServedEnv(ABC):
     action_codec: SpaceCodec
     has_lane_operations: bool
     has_partial_reset: bool
+    takes_lane_seeds = True
+    gives_fresh_arrays = True
+    base: Any
+    has_own_processes = False
 
     @property
     def num_envs(self) -> int:

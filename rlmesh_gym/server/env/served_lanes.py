@@ -8,12 +8,13 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.codec import EnvContract, SpaceCodec
+from rlmesh_gym.codec import EnvContract, SpaceCodec, same_space
+from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_INFO
 from rlmesh_gym.errors import CodecError, ConfigurationError
 from rlmesh_gym.server.env.closing import close_all
 from rlmesh_gym.server.env.lane_calls import LaneCalls
 from rlmesh_gym.server.env.lane_values import as_flag, as_reward
-from rlmesh_gym.server.env.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
+from rlmesh_gym.server.env.served_env import Outcome, ServedEnv, once_per_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ class ServedLanes(ServedEnv):
     Args:
         envs: The lanes; this object closes them.
         env_id: Name that the contract announces.
-        may_overlap: Lanes may be at work at the same time, on threads of their own; they are where
+        overlap: Lanes may be at work at the same time, on threads of their own; they are where
             a call takes long enough to be worth it.
 
     Raises:
@@ -47,15 +48,16 @@ class ServedLanes(ServedEnv):
     has_partial_reset = True
 
     def __init__(
-        self, envs: Sequence[gym.Env[Any, Any]], env_id: str, *, may_overlap: bool = True
+        self, envs: Sequence[gym.Env[Any, Any]], env_id: str, *, overlap: bool = False
     ) -> None:
         if not envs:
             raise ConfigurationError("a list of environments to serve must not be empty")
         self.envs = list(envs)
         first = self.envs[0]
+        self.base = first.unwrapped
         for lane, env in enumerate(self.envs):
             for name in ("observation_space", "action_space"):
-                if getattr(env, name) != getattr(first, name):
+                if not same_space(getattr(first, name), getattr(env, name)):
                     raise ConfigurationError(
                         f"lane {lane}: {name} is {getattr(env, name)}, that of lane 0 is "
                         f"{getattr(first, name)}; the lanes of one endpoint share their spaces"
@@ -63,7 +65,7 @@ class ServedLanes(ServedEnv):
         self.observation_codec = SpaceCodec(first.observation_space)
         self.action_codec = SpaceCodec(first.action_space)
         self._is_discrete = isinstance(first.action_space, Discrete)
-        self._calls = LaneCalls(may_overlap=may_overlap)
+        self._calls = LaneCalls(overlap=overlap)
         metadata = dict(first.metadata or {})
         metadata.pop("autoreset_mode", None)
         self.contract = EnvContract(
@@ -138,16 +140,16 @@ class ServedLanes(ServedEnv):
             found.setdefault(row, []).append(warning)
         for row, row_warnings in found.items():
             # An env that uses the key itself keeps it.
-            infos[row] = {WARNING_KEY: row_warnings, **(infos[row] or {})}
+            infos[row] = {CONFORMANCE_KEY: row_warnings, **(infos[row] or {})}
         if len(infos) == 1:
             return infos[0]  # type: ignore[no-any-return]
         ended = (outcome.terminated | outcome.truncated).tolist() or [True] * len(infos)
         wire: dict[str, Any] = {
-            "final_info": [{} if info is None else info for info in infos],
-            "_final_info": ended,
+            FINAL_INFO: [{} if info is None else info for info in infos],
+            f"_{FINAL_INFO}": ended,
         }
         if warnings:
-            wire[WARNING_KEY] = once_per_path(warnings)
+            wire[CONFORMANCE_KEY] = once_per_path(warnings)
         return wire
 
     def final_info(self, outcome: Outcome, row: int) -> Mapping[str, Any] | None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-import warnings as python_warnings
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
 
-from rlmesh_gym.codec import EnvContract, SpaceCodec, lane_info
+from rlmesh_gym.codec import EnvContract, SpaceCodec, final_info, find_autoreset_mode, one_dict
+from rlmesh_gym.codec.final_observations import encode_final_obs
+from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_OBS, take_lanes
+from rlmesh_gym.codec.reset_arguments import RESET_MASK, are_consecutive, lane_arguments
 from rlmesh_gym.errors import CodecError, ConfigurationError
-from rlmesh_gym.lanes import are_consecutive
 from rlmesh_gym.server.env.lane_vector import LaneVector
-from rlmesh_gym.server.env.served_env import WARNING_KEY, Outcome, ServedEnv, once_per_path
-from rlmesh_gym.server.env.vector_infos import encode_final_obs, rows_of
+from rlmesh_gym.server.env.served_env import Outcome, ServedEnv, once_per_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from rlmesh_gym.server.env.served_env import Warnings
 
 __all__ = ["ServedVector"]
+
+_PICTURE_AXES = 3
 
 
 class ServedVector(ServedEnv):
@@ -38,28 +42,42 @@ class ServedVector(ServedEnv):
         envs: The vector env; this object closes it.
         env_id: Name that the contract announces.
         partial_reset: Whether it honours ``options["reset_mask"]``; None finds out.
+        in_process: Drive it just as it is, since it belongs to a run of this process.
 
     Raises:
-        ConfigurationError: Its autoreset mode is none that Gymnasium has.
+        ConfigurationError: Its autoreset mode is none that Gymnasium has, or its lanes declare
+            different bounds.
         UnsupportedSpaceError: A space has no wire form.
     """
 
     has_lane_operations = False
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], env_id: str, *, partial_reset: bool | None = None
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        env_id: str,
+        *,
+        partial_reset: bool | None = None,
+        in_process: bool = False,
     ) -> None:
-        mode = _autoreset_mode(envs)
+        mode = find_autoreset_mode(envs)
         base = envs.unwrapped
         if partial_reset is None:
             partial_reset = isinstance(base, (SyncVectorEnv, AsyncVectorEnv, LaneVector))
         self.has_partial_reset = partial_reset
+        self.base = base
+        self.takes_lane_seeds = partial_reset or envs.num_envs == 1 or hasattr(base, "lane_engine")
+        self.gives_fresh_arrays = envs is base and getattr(envs, "copy", None) is True
+        self.has_own_processes = isinstance(base, AsyncVectorEnv)
         self._owner = envs
+        self._frames: dict[int, Any] = {}  # Rendered, and not asked for yet.
         self.envs: VectorEnv[Any, Any, Any] = envs
-        if type(envs) is SyncVectorEnv and envs.observation_mode == "same":
+        if not in_process and type(envs) is SyncVectorEnv and envs.observation_mode == "same":
             self.envs = LaneVector.adopt(envs)
         self.observation_codec = SpaceCodec(envs.single_observation_space)
         self.action_codec = SpaceCodec(envs.single_action_space)
+        if not in_process:
+            _refuse_spaces_per_lane(envs)
         self.contract = EnvContract(
             env_id=env_id,
             single_observation_space=envs.single_observation_space,
@@ -84,19 +102,21 @@ class ServedVector(ServedEnv):
         """
         seed: Any = list(seeds) or None
         if lanes is not None:
-            seed, options = self._partial(lanes, seeds, options)
+            seed, options = lane_arguments(lanes, seeds, options, self.num_envs)
         elif len(seeds) in (1, self.num_envs) and are_consecutive(seeds):
             seed = seeds[0]
-        if options is not None and isinstance(options.get("reset_mask"), list):
-            # A mask comes off the wire as a list; Gymnasium takes arrays only.
-            options = {**options, "reset_mask": np.asarray(options["reset_mask"])}
+        if options is not None and isinstance(options.get(RESET_MASK), list):
+            # A mask may come off the wire as a list; Gymnasium takes arrays only.
+            options = {**options, RESET_MASK: np.asarray(options[RESET_MASK])}
+        self._frames = {}
         begun = time.perf_counter_ns()
         observation, infos = self._reset(seed, options)
         user_ns = time.perf_counter_ns() - begun
         leaves = self.observation_codec.flatten(observation, self.num_envs)
+        infos = one_dict(infos, self.num_envs)
         if lanes is not None:
             leaves = [leaf[np.asarray(lanes)] for leaf in leaves]
-            infos = rows_of(infos or {}, lanes, self.num_envs)
+            infos = take_lanes(infos or {}, lanes, self.num_envs)
         return Outcome(leaves, infos, user_ns=user_ns)
 
     def _reset(
@@ -113,28 +133,19 @@ class ServedVector(ServedEnv):
             )
             raise ValueError(message) from error
 
-    def _partial(
-        self, lanes: Sequence[int], seeds: Sequence[int], options: dict[str, Any] | None
-    ) -> tuple[Any, dict[str, Any]]:
-        mask = np.zeros(self.num_envs, dtype=np.bool_)
-        mask[list(lanes)] = True
-        each: list[int | None] = [None] * self.num_envs
-        for lane, seed in zip(lanes, seeds, strict=False):
-            each[lane] = seed
-        return each if seeds else None, {**(options or {}), "reset_mask": mask}
-
     def step(self, lanes: Sequence[int] | None, action: Any) -> Outcome:
         """Step all lanes with the batch as the vector env's own ``action_space`` has it."""
         if lanes is not None:
             message = "a vector environment cannot step some of its lanes"
             raise NotImplementedError(message)
         actions = self.action_codec.unflatten(action, self.num_envs)
+        self._frames = {}
         begun = time.perf_counter_ns()
         observation, rewards, terminated, truncated, infos = self.envs.step(actions)
         user_ns = time.perf_counter_ns() - begun
         return Outcome(
             self.observation_codec.flatten(observation, self.num_envs),
-            infos,
+            one_dict(infos, self.num_envs),
             self._numbers(rewards),
             self._flags(terminated, "terminations"),
             self._flags(truncated, "truncations"),
@@ -154,63 +165,63 @@ class ServedVector(ServedEnv):
         return array.reshape(self.num_envs)
 
     def render(self, lane: int) -> Any:
-        """Return the lane's frame out of the vector's tuple of frames."""
+        """Return the lane's frame; every env is rendered once for a frame of each lane.
+
+        A vector that renders all lanes at once is asked once; what it gave is handed out lane by
+        lane, until a lane is asked for again or the vector moves on. One picture of all lanes
+        counts as the first lane's.
+        """
         if self.envs.render_mode is None:
             return None
-        frames = self.envs.render()
+        if isinstance(self.envs, LaneVector):
+            return self.envs.envs[lane].render()
+        if lane not in self._frames:
+            self._frames = self._all_frames()
+        return self._frames.pop(lane)
+
+    def _all_frames(self) -> dict[int, Any]:
+        frames: Any = self.envs.render()
+        if isinstance(frames, np.ndarray) and frames.ndim <= _PICTURE_AXES:
+            frames = (frames, *[None] * (self.num_envs - 1))
         if frames is None or len(frames) != self.num_envs:
-            return None
-        return frames[lane]
+            frames = [None] * self.num_envs
+        return dict(enumerate(frames))
 
     def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any] | None:
         """Return the batched dict, terminal observations as bytes of one-row values."""
-        infos = outcome.infos
-        if infos is None and not warnings:
+        if outcome.infos is None and not warnings:
             return None
-        wire = dict(infos or {})
-        if "final_obs" in wire and self.contract.autoreset_mode is AutoresetMode.SAME_STEP:
+        wire = dict(outcome.infos or {})
+        if FINAL_OBS in wire and self.contract.autoreset_mode is AutoresetMode.SAME_STEP:
             ended = outcome.terminated | outcome.truncated
             try:
-                wire["final_obs"] = encode_final_obs(
-                    self.observation_codec, wire["final_obs"], ended
-                )
+                wire[FINAL_OBS] = encode_final_obs(self.observation_codec, wire[FINAL_OBS], ended)
             except CodecError as error:
                 detail = str(error)
                 raise CodecError(
-                    f"a terminal observation does not fit its space: {detail}", path="final_obs"
+                    f"a terminal observation does not fit its space: {detail}", path=FINAL_OBS
                 ) from error
         if warnings:
-            wire.setdefault(WARNING_KEY, once_per_path(warnings))
+            wire.setdefault(CONFORMANCE_KEY, once_per_path(warnings))
         return wire
 
     def final_info(self, outcome: Outcome, row: int) -> Mapping[str, Any] | None:
-        """Return the lane's share of the infos; under SAME_STEP of ``final_info`` in them."""
-        infos = outcome.infos or {}
-        if self.contract.autoreset_mode is AutoresetMode.SAME_STEP:
-            infos = infos.get("final_info", {})
-            if not isinstance(infos, dict):  # An object array with a dict per lane.
-                own = infos[row]
-                return own if isinstance(own, dict) else {}
-        return lane_info(infos, row, self.num_envs)
+        """Return the lane's share of the infos; under SAME_STEP of the last ones in them."""
+        return final_info(outcome.infos, row, self.num_envs)
 
     def close(self) -> None:
         """Close the vector env."""
         self._owner.close()
 
 
-def _autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    mode = getattr(envs.unwrapped, "autoreset_mode", None)
-    if not isinstance(mode, AutoresetMode):
-        # Only then, since Gymnasium 1.1 lets all vectors of one env class share their metadata.
-        mode = (envs.metadata or {}).get("autoreset_mode", mode)
-    if mode is None:
-        python_warnings.warn(
-            f"{envs} does not say how it resets its lanes (metadata['autoreset_mode']); "
-            "served as NEXT_STEP",
-            stacklevel=2,
+def _refuse_spaces_per_lane(envs: VectorEnv[Any, Any, Any]) -> None:
+    """Refuse what would be announced wrongly: the wire has one space for all lanes."""
+    common = batch_space(envs.single_observation_space, envs.num_envs)
+    own = envs.observation_space
+    if own != common and type(own) is type(common) and is_space_dtype_shape_equiv(own, common):
+        raise ConfigurationError(
+            f"the lanes of {type(envs.unwrapped).__name__} have observation spaces of their own "
+            "(observation_mode='different'), and an endpoint announces one for all. Make the "
+            "vector with observation_mode=(batch_space(space, num_envs), space), where space "
+            "holds the values of every lane, or serve each kind of lane at an address of its own"
         )
-        return AutoresetMode.NEXT_STEP
-    try:
-        return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
-    except ValueError:
-        raise ConfigurationError(f"{envs}: unknown autoreset mode {mode!r}") from None

@@ -1,33 +1,34 @@
-"""An environment behind an address: the public server object and its life."""
+"""Serve an environment at an address."""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym._proto.env.v1 import service_pb2
-from rlmesh_gym.errors import ConfigurationError, StateError
-from rlmesh_gym.rpc import EnvServiceCallbacks, GrpcHost, Refused, answer_handshake
+from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedSpaceError
+from rlmesh_gym.rpc import ARRAYS, EnvServiceCallbacks, Refused, answer_handshake
 from rlmesh_gym.server.env.conformance import resolve_policy
-from rlmesh_gym.server.env.dedicated_thread import DedicatedThread
 from rlmesh_gym.server.env.operations import Operations
 from rlmesh_gym.server.env.session_slots import SessionSlots
 from rlmesh_gym.server.env.source import EnvSource
 from rlmesh_gym.server.env.stream import EnvStream
+from rlmesh_gym.server.lifecycle import Server, check_number
+from rlmesh_gym.threads import DedicatedThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
+    from contextlib import AbstractContextManager
     from typing import TypeVar
 
     import gymnasium as gym
-    from typing_extensions import Self
 
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym.rpc import JoinPeer, TLSLike
     from rlmesh_gym.server.env.conformance import ValidationPolicy
+    from rlmesh_gym.server.env.served_env import ServedEnv
 
     T = TypeVar("T")
     AnyEnv = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Sequence[gym.Env[Any, Any]]
@@ -35,11 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["EnvServer"]
 
 _logger = logging.getLogger(__name__)
-_SHUTDOWN_VARIABLE = "RLMESH_ALLOW_REMOTE_SHUTDOWN"
-_POLLS_PER_IDLE_TIMEOUT = 10
 
 
-class EnvServer:
+class EnvServer(Server):
     """Serves an environment to clients of ``rlmesh-wire-v1``.
 
     What is served decides what clients may do with it:
@@ -48,15 +47,17 @@ class EnvServer:
     environment               autoreset mode  lanes one by one
     ========================  ==============  ====================================================
     ``gymnasium.Env``         DISABLED        reset and step
-    list of ``gymnasium.Env`` DISABLED        reset and step, different lanes at the same time
+    list of ``gymnasium.Env`` DISABLED        reset and step
     ``VectorEnv``             its own         reset, where it honours ``options["reset_mask"]``
     ========================  ==============  ====================================================
 
-    A session is one client's stream. Its requests are carried out in order, and no environment is
-    ever entered by two threads at once; lanes of a list are separate environments in this respect.
-    Slow lanes are at work at the same time. Which thread calls may change from call to call: pass
-    ``dedicated_thread=True`` for environments that must stay on one, such as those with an OpenGL
-    context. Lanes then take turns.
+    A session is one client's stream. Its requests are carried out in order, and all environments of
+    a server take turns: they are made, called and closed one after the other, since many of them
+    share state within their process. A slow one delays the others. ``overlap=True`` lets different
+    lanes and different sessions be at work at the same time; each environment still sees one call
+    at a time, from whatever thread. Lanes that are processes of their own (``AsyncVectorEnv``)
+    overlap anyway. ``dedicated_thread=True`` has everything done on one thread, for environments
+    that must stay on one, such as those with an OpenGL context.
 
     With ``max_sessions=1`` all sessions, one after the other, use the same environment, and it is
     left as it is in between; it is closed when the server stops. With more, ``env`` must be a
@@ -84,6 +85,8 @@ class EnvServer:
             environment is closed when the call has ended.
         partial_reset: Whether a ``VectorEnv`` honours ``options["reset_mask"]``; None knows it of
             Gymnasium's own ones, also under wrappers, and takes it that others do not.
+        overlap: Lanes of a list, and sessions, may be at work at the same time; for environments
+            that are safe to run on several threads of one process.
         dedicated_thread: Build, call and close the environment on one thread of its own.
 
     Raises:
@@ -91,6 +94,9 @@ class EnvServer:
         UnsupportedSpaceError: A space has no wire form. For callables, both come from
             :meth:`start`.
     """
+
+    serves = "environment"
+    service = EnvServiceCallbacks
 
     def __init__(
         self,
@@ -107,90 +113,37 @@ class EnvServer:
         drain_timeout: float = 5.0,
         close_timeout: float = 5.0,
         partial_reset: bool | None = None,
+        overlap: bool = False,
         dedicated_thread: bool = False,
     ) -> None:
-        if max_sessions < 1:
-            raise ConfigurationError(f"max_sessions must be at least 1, got {max_sessions}")
-        if idle_timeout is not None and idle_timeout <= 0:
-            raise ConfigurationError(f"idle_timeout must be above 0, got {idle_timeout}")
+        check_number("max_sessions", max_sessions, least=1, whole=True)
+        if overlap and dedicated_thread:
+            raise ConfigurationError(
+                "overlap=True needs several threads and dedicated_thread=True allows one; "
+                "choose one of them"
+            )
+        super().__init__(
+            address,
+            token=token,
+            tls=tls,
+            allow_remote_shutdown=allow_remote_shutdown,
+            idle_timeout=idle_timeout,
+            drain_timeout=drain_timeout,
+            close_timeout=close_timeout,
+        )
         self._policy: ValidationPolicy = resolve_policy(validation)
-        if allow_remote_shutdown is None:
-            allow_remote_shutdown = os.environ.get(_SHUTDOWN_VARIABLE, "").lower() in {"1", "true"}
-        self._allow_remote_shutdown = allow_remote_shutdown
-        self._idle_timeout = idle_timeout
-        self._drain_timeout = drain_timeout
-        self._close_timeout = close_timeout
         self._slots = SessionSlots(max_sessions)
-        service = EnvServiceCallbacks(self._handshake, self._join, self._shutdown)
-        self._host = GrpcHost(service, address, token=token, tls=tls)
+        self._may_overlap = overlap
         self._source = EnvSource(
             env,
             per_session=max_sessions > 1,
             env_id=env_id,
             partial_reset=partial_reset,
-            may_overlap=not dedicated_thread,
+            overlap=overlap,
         )
-        self._thread = DedicatedThread() if dedicated_thread else None
-        self._lock = threading.Lock()
-        self._address: str | None = None
-        self._is_stopping = False
-        self._stopper: int | None = None
-        self._is_done = threading.Event()
-
-    def __repr__(self) -> str:
-        state = "stopped" if self._is_stopping else self._address or "not started"
-        return f"<{type(self).__name__} {state}>"
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    @property
-    def address(self) -> str:
-        """Where clients connect, ``tcp://host:port`` or ``unix:///path``.
-
-        Raises:
-            StateError: The server was not started.
-        """
-        if self._address is None:
-            raise StateError("the server has no address before start()")
-        return self._address
-
-    def start(self) -> str:
-        """Build the environment if need be, and listen, without blocking. Idempotent.
-
-        Returns:
-            The address.
-
-        Raises:
-            ConfigurationError: The environment cannot be served, or the address cannot be bound.
-            StateError: The server was stopped; make a new one.
-        """
-        with self._lock:
-            if self._is_stopping:
-                raise StateError("a server starts once, and this one was stopped; make a new one")
-            if self._address is not None:
-                return self._address
-            try:
-                self._on_thread(self._source.prepare)
-                self._address = self._host.start()
-            except BaseException:
-                self._is_stopping = True
-                self._is_done.set()
-                self._close_env()
-                raise
-        _logger.info("serving %s at %s", self._source.contract.spec.id, self._address)
-        if self._idle_timeout is not None:
-            threading.Thread(target=self._watch_idle, name="rlmesh_gym-idle", daemon=True).start()
-        return self._address
+        self._thread = DedicatedThread("rlmesh_gym-env") if dedicated_thread else None
+        # Re-entrant: an env may stop its server, which closes the env.
+        self._turn: AbstractContextManager[Any] = nullcontext() if overlap else threading.RLock()
 
     def open_link(self, path: str) -> None:
         """Serve sessions also over a bare Unix socket, for the process that started this server.
@@ -202,89 +155,56 @@ class EnvServer:
             OSError: It cannot be bound.
             StateError: The server was not started.
         """
-        if self._address is None:
+        if self._host.address is None:
             raise StateError("a server has no link before start()")
         self._host.open_link(path)
 
-    def serve(self) -> None:
-        """Start, if not done yet, and block until the server stops; then everything is closed."""
-        self.start()
-        try:
-            self.wait()
-        finally:
-            self.stop()
+    def _prepare(self) -> None:
+        self._in_turn(self._source.prepare)
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the server no longer listens; return whether it is so."""
-        return self._host.wait(timeout)
-
-    def stop(self, drain: float = 0.0) -> None:
-        """Stop listening, end the sessions and close the environment; may be called again.
-
-        Who calls while another thread stops the server waits for it.
-
-        Args:
-            drain: Seconds in which running sessions may go on.
-        """
-        with self._lock:
-            is_first = not self._is_stopping
-            if is_first:
-                self._is_stopping = True
-                self._stopper = threading.get_ident()
-        if is_first:
-            try:
-                self._stop(drain)
-            finally:
-                self._is_done.set()
-        elif self._stopper != threading.get_ident():  # An env may stop its server in close().
-            self._is_done.wait()
-
-    def _stop(self, drain: float) -> None:
+    def _drain(self) -> None:
         self._slots.close()
-        self._host.stop(drain)
-        if self._slots.wait_idle(self._close_timeout):
+
+    def _close(self, timeout: float) -> bool:
+        if self._slots.wait_idle(timeout):
             self._close_env()
-            return
-        _logger.warning("a call is still at work; the environment is closed when it has ended")
+            return True
         threading.Thread(target=self._close_later, name="rlmesh_gym-close", daemon=True).start()
+        return False
 
     def _close_later(self) -> None:
         self._slots.wait_idle(None)
         self._close_env()
 
     def _close_env(self) -> None:
-        self._on_thread(self._source.close)
+        self._in_turn(self._source.close)
         if self._thread is not None:
             self._thread.close()
 
-    def _on_thread(self, call: Callable[[], T]) -> T:
-        return call() if self._thread is None else self._thread.run(call)
+    def _idle_seconds(self) -> float:
+        return self._slots.idle_seconds()
 
-    def _watch_idle(self) -> None:
-        limit = self._idle_timeout or 0.0
-        while not self.wait(limit / _POLLS_PER_IDLE_TIMEOUT):
-            if self._slots.idle_seconds() >= limit:
-                _logger.info("stopping after %g s without requests", limit)
-                self.stop()
-                return
+    def _in_turn(self, call: Callable[[], T]) -> T:
+        """Run code of an environment where, and when, it may run."""
+        if self._thread is not None:
+            return self._thread.run(lambda: self._here(call))
+        with self._turn:
+            return self._here(call)
+
+    def _here(self, call: Callable[[], T]) -> T:
+        with self._user_code():
+            return call()
 
     def _handshake(self, request: service_pb2.HandshakeRequest) -> service_pb2.HandshakeResponse:
         base = answer_handshake(request.base, "env", self._source.capabilities)
-        contract = self._source.contract if base.compatible else None
+        contract = None
+        if base.compatible:
+            try:
+                contract = self._source.contract_for(request.base.capabilities)
+            except UnsupportedSpaceError as error:
+                base.compatible = False
+                base.error_message = str(error)
         return service_pb2.HandshakeResponse(base=base, env_contract=contract)
-
-    def _shutdown(self, request: service_pb2.ShutdownRequest) -> service_pb2.ShutdownResponse:
-        response = service_pb2.ShutdownResponse()
-        response.base.accepted = self._allow_remote_shutdown
-        if not self._allow_remote_shutdown:
-            response.base.message = "remote shutdown is disabled for this environment endpoint"
-            return response
-        reason = request.base.reason
-        response.base.message = f"shutdown accepted: {reason}" if reason else "shutdown accepted"
-        threading.Thread(
-            target=self.stop, args=(self._drain_timeout,), name="rlmesh_gym-stop", daemon=True
-        ).start()
-        return response
 
     def _join(
         self, requests: Iterator[interaction_pb2.JoinRequest], peer: JoinPeer
@@ -294,20 +214,24 @@ class EnvServer:
         try:
             try:
                 with lease.call():
-                    env = self._on_thread(self._source.take)
+                    env = self._in_turn(self._source.take)
             except Exception as error:
                 _logger.exception("no environment for %s", peer.name)
                 raise Refused("INTERNAL", f"building the environment failed: {error}") from error
             try:
                 stream = EnvStream(
-                    Operations(env, self._policy),
+                    Operations(env, self._policy, typed=ARRAYS in peer.capabilities),
                     lease,
-                    **({} if self._thread is None else {"run": self._thread.run}),
-                    may_overlap=self._thread is None,
+                    run=self._runner(env),
+                    may_overlap=self._may_overlap,
                 )
                 yield from stream.answers(requests)
             finally:
-                self._on_thread(lambda: self._source.give_back(env))
+                self._in_turn(lambda: self._source.give_back(env))
         finally:
             lease.end()
             lease.release()
+
+    def _runner(self, env: ServedEnv) -> Callable[[Callable[[], T]], T]:
+        """Return how a session's answers are run; lanes in processes wait for nobody."""
+        return self._here if env.has_own_processes and self._thread is None else self._in_turn

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from rlmesh_gym.codec import encode_contract
+from rlmesh_gym._proto.core.v1 import env_contract_pb2
+from rlmesh_gym.codec import encode_contract, plain_spec, without_unsupported
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.rpc import FINAL_OBS, PARTIAL_RESET, SUBSET_STEP
-from rlmesh_gym.server.env.contract_metadata import without_unsupported
+from rlmesh_gym.rpc import ARRAYS, FINAL_OBS, PARTIAL_RESET, SPACES, SUBSET_STEP
 from rlmesh_gym.server.env.served_lanes import ServedLanes
 from rlmesh_gym.server.env.served_vector import ServedVector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym.server.env.served_env import ServedEnv
 
     AnyEnv = gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Sequence[gym.Env[Any, Any]]
@@ -40,7 +39,7 @@ class EnvSource:
         per_session: Build an environment for every session, so that several can run at a time.
         env_id: Name to announce instead of the environment's own.
         partial_reset: See :class:`~rlmesh_gym.server.env.served_vector.ServedVector`.
-        may_overlap: See :class:`~rlmesh_gym.server.env.served_lanes.ServedLanes`.
+        overlap: See :class:`~rlmesh_gym.server.env.served_lanes.ServedLanes`.
 
     Raises:
         ConfigurationError: Not an environment, or one object where each session needs its own.
@@ -54,11 +53,11 @@ class EnvSource:
         per_session: bool,
         env_id: str | None,
         partial_reset: bool | None,
-        may_overlap: bool,
+        overlap: bool,
     ) -> None:
         self._env_id = env_id
         self._partial_reset = partial_reset
-        self._may_overlap = may_overlap
+        self._overlap = overlap
         self.is_per_session = per_session
         self._build: Callable[[], AnyEnv] | None = None
         self._spare: ServedEnv | None = None
@@ -85,7 +84,7 @@ class EnvSource:
             self._spare = self._new()
         served = self._spare
         self._contract = encode_contract(served.contract)
-        self._capabilities = []
+        self._capabilities = [ARRAYS, SPACES]
         if served.has_lane_operations:
             self._capabilities.append(SUBSET_STEP)
         if served.has_partial_reset:
@@ -99,6 +98,19 @@ class EnvSource:
         if self._contract is None:
             raise ConfigurationError("the environment has not been built yet")
         return self._contract
+
+    def contract_for(self, capabilities: Mapping[str, str]) -> env_contract_pb2.EnvContract:
+        """Return the contract in the form that a client with these capabilities reads.
+
+        Raises:
+            UnsupportedSpaceError: There is none.
+        """
+        if capabilities.get(SPACES) == "true":
+            return self.contract
+        contract = env_contract_pb2.EnvContract()
+        contract.CopyFrom(self.contract)
+        plain_spec(contract.spec)
+        return contract
 
     @property
     def capabilities(self) -> list[str]:
@@ -160,7 +172,7 @@ class EnvSource:
         return served
 
     def _lanes(self, envs: Sequence[gym.Env[Any, Any]], env_id: str) -> ServedLanes:
-        return ServedLanes(envs, env_id, may_overlap=self._may_overlap)
+        return ServedLanes(envs, env_id, overlap=self._overlap)
 
     def _name(self, env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> str:
         if self._env_id:

@@ -13,8 +13,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from rlmesh_gym.server.env.lane_scheduler import LaneScheduler
 from rlmesh_gym.server.env.operations import Reply, lanes_named
+from rlmesh_gym.threads import LaneScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,17 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["EnvStream"]
 
 
-def _here(call: Callable[[], Reply]) -> Reply:
-    return call()
-
-
 class EnvStream:
     """Answers the requests of one client.
 
     Args:
         operations: The session's verbs.
         lease: Held while a call is at work.
-        run: Runs one answer; in place unless the environment is bound to a thread.
+        run: Runs one answer where, and when, the environment may be called.
         may_overlap: Lanes may be at work at the same time.
     """
 
@@ -49,8 +45,8 @@ class EnvStream:
         operations: Operations,
         lease: Lease,
         *,
-        run: Run = _here,
-        may_overlap: bool = True,
+        run: Run,
+        may_overlap: bool,
     ) -> None:
         self._operations = operations
         self._lease = lease
@@ -100,7 +96,7 @@ class EnvStream:
         requests: Requests,
         replies: SimpleQueue[Reply | Exception | None],
     ) -> None:
-        scheduler = LaneScheduler(self._operations.env.num_envs)
+        scheduler = LaneScheduler()
         request: interaction_pb2.JoinRequest | None = first
         failure: Exception | None = None
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
+from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym.codec import decode_env_spec
 from rlmesh_gym.errors import CodecError, ModelError
 from rlmesh_gym.model import (
@@ -14,18 +16,22 @@ from rlmesh_gym.model import (
     RouteNeeds,
 )
 from rlmesh_gym.rpc import EDITION
-from rlmesh_gym.server.model.codec import check_context
-from rlmesh_gym.server.model.exchange import Exchange
-from rlmesh_gym.server.model.faults import invalid, model_raised, unsupported
+from rlmesh_gym.server.model.answers import check_needs
+from rlmesh_gym.server.model.exchange import Exchange, check_context
+from rlmesh_gym.server.model.faults import invalid, model_raised
 from rlmesh_gym.server.model.routes import Route
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-    from rlmesh_gym._proto.model.v1 import interaction_pb2
     from rlmesh_gym.codec import EnvSpec
+    from rlmesh_gym.server.model.clients import Client
+    from rlmesh_gym.server.model.service import ModelService
 
-__all__ = ["Release", "Reset", "Resolve"]
+__all__ = ["Release", "Reset", "Resolve", "release"]
+
+_logger = logging.getLogger(__name__)
 
 
 class Resolve(Exchange):
@@ -52,13 +58,13 @@ class Resolve(Exchange):
                 f"bound of {MAX_EXECUTION_HORIZON}"
             )
             raise invalid(message, env_id=env_id)
-        self.service.make_room(env_id, self.stream)
+        self._make_room(env_id)
         contract = _decode_contract(request, env_id)
         needs = self._set_up(env_id, contract, options)
         route = Route(
             ModelRoute(env_id, contract, options, needs),
-            owner=self.stream.owner(request.context),
-            stream_over=self.stream.over,
+            owner=self.client.owner(request.context),
+            stream_over=self.client.over,
         )
         self.service.routes.put(route)
         answer = self.response.resolve_adapter
@@ -80,104 +86,136 @@ class Resolve(Exchange):
         except BaseException as error:  # A SystemExit must not end the worker.
             raise model_raised(error, self.operation, env_id=env_id) from error
         try:
-            return _check_needs(RouteNeeds() if needs is None else needs, options, env_id)
+            return check_needs(needs, options, env_id)
         except ModelError:
             if self.service.routes.find(env_id) is None:
                 setup.release_adapter(env_id)  # It has prepared for a route that does not come.
             raise
 
+    def _make_room(self, env_id: str) -> None:
+        """See to it that one more environment can be resolved.
 
-class Reset(Exchange):
+        Raises:
+            ModelError: BUSY: the table is full of environments whose clients are connected.
+        """
+        routes = self.service.routes
+        if routes.has_room(env_id):
+            return
+        orphan = routes.take_orphan()
+        if orphan is None:
+            message = (
+                f"resolve_adapter: {routes.max_routes} environments are resolved already; "
+                "release some, or serve with a higher max_adapters"
+            )
+            raise ModelError(message, code="BUSY", is_recoverable=True, env_id=env_id)
+        release(self.service, self.client, orphan, "its client is gone", lambda _: None)
+
+
+class _Ending(Exchange):
+    """What ends for a model: every part is told, also after one has failed."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.request = getattr(self.envelope, self.operation)
+        self.keys = (self.request.context.env_id,)
+        self._failure: BaseException | None = None
+
+    def attempt(self, call: Callable[..., None], *args: Any) -> None:
+        """Call user code; what it raises is told in the end."""
+        try:
+            call(*args)
+        except BaseException as error:  # A SystemExit must not end the thread.
+            self._failure = error
+
+    def done(self) -> None:
+        """Answer."""
+        if self._failure is not None:
+            raise model_raised(
+                self._failure,
+                self.operation,
+                env_id=self.request.context.env_id,
+                episode_ids=getattr(self.request, "episode_ids", ()),
+            ) from self._failure
+        getattr(self.response, self.operation).SetInParent()
+        self.finish()
+
+
+class Reset(_Ending):
     """ResetAdapter: episodes are over. Environments that are not resolved have none."""
 
     operation = "reset_adapter"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.keys = (self.envelope.reset_adapter.context.env_id,)
         self.brief = self.service.setup is None
 
     def work(self) -> None:
         """Reset the route, outside the predict lock."""
-        request = self.envelope.reset_adapter
-        env_id = check_context(request.context, self.operation)
-        self._episode_ids = tuple(request.episode_ids)
-        self._failure: BaseException | None = None
+        env_id = check_context(self.request.context, self.operation)
+        self._episode_ids = tuple(self.request.episode_ids)
         route = self.service.routes.find(env_id)
         if route is None:
-            self._done()
+            self.done()
             return
-        if route.tracker is not None:
-            route.tracker.forget(self._episode_ids)
+        route.forget(self._episode_ids)
         if self.service.setup is not None:
-            try:
-                self.service.setup.reset_adapter(env_id, self._episode_ids)
-            except BaseException as error:  # The handler must still forget them.
-                self._failure = error
+            self.attempt(self.service.setup.reset_adapter, env_id, self._episode_ids)
         self.on_model(self._call)
 
     def _call(self) -> None:
-        env_id = self.envelope.reset_adapter.context.env_id
         begun_ns = time.perf_counter_ns()
-        try:
-            self.service.handler.reset_adapter(env_id, self._episode_ids)
-        except BaseException as error:  # Answered in-band, a SystemExit too.
-            self._failure = error
+        handler = self.service.handler
+        self.attempt(handler.reset_adapter, self.request.context.env_id, self._episode_ids)
         self.response.user_ns = time.perf_counter_ns() - begun_ns
         self.service.read_model(self.response)
-        self._done()
-
-    def _done(self) -> None:
-        if self._failure is not None:
-            env_id = self.envelope.reset_adapter.context.env_id
-            raise model_raised(
-                self._failure, self.operation, env_id=env_id, episode_ids=self._episode_ids
-            ) from self._failure
-        self.response.reset_adapter.SetInParent()
-        self.finish()
+        self.done()
 
 
-class Release(Exchange):
-    """ReleaseAdapter: drop an environment, with whatever episodes it still had."""
+class Release(_Ending):
+    """ReleaseAdapter: drop an environment, with whatever episodes it still had.
+
+    The request's reason goes to the log, for whoever looks after the model.
+    """
 
     operation = "release_adapter"
 
     def __init__(self, *args: Any, expected: Route | None = None) -> None:
         super().__init__(*args)
-        self.keys = (self.envelope.release_adapter.context.env_id,)
         self._expected = expected
 
     def work(self) -> None:
         """Take the route out; its episodes end with it."""
-        self._env_id = check_context(self.envelope.release_adapter.context, self.operation)
-        self._failure: BaseException | None = None
-        if self.service.routes.remove(self._env_id, self._expected) is None:
-            self._done()
-        else:
-            self.on_model(self._call)
+        env_id = check_context(self.request.context, self.operation)
+        if self.service.routes.remove(env_id, self._expected) is None:
+            self.done()
+            return
+        if self.request.reason:
+            _logger.info("env %r is released: %s", env_id, self.request.reason)
+        self.on_model(self._call)
 
     def _call(self) -> None:
-        try:
-            self.service.handler.reset_adapter(self._env_id, ())
-        except BaseException as error:  # The route must still be released.
-            self._failure = error
+        self.attempt(self.service.handler.reset_adapter, self.request.context.env_id, ())
         self.on_worker(self._tear_down)
 
     def _tear_down(self) -> None:
         if self.service.setup is not None:
-            try:
-                self.service.setup.release_adapter(self._env_id)
-            except BaseException as error:  # A SystemExit must not end the worker.
-                self._failure = error
-        self._done()
+            self.attempt(self.service.setup.release_adapter, self.request.context.env_id)
+        self.done()
 
-    def _done(self) -> None:
-        if self._failure is not None:
-            raise model_raised(
-                self._failure, self.operation, env_id=self._env_id
-            ) from self._failure
-        self.response.release_adapter.SetInParent()
-        self.finish()
+
+def release(
+    service: ModelService,
+    client: Client,
+    route: Route,
+    reason: str,
+    deliver: Callable[[interaction_pb2.JoinResponse], None],
+) -> None:
+    """Release a route as its client would, unless it has been resolved anew meanwhile."""
+    request = interaction_pb2.JoinRequest()
+    request.release_adapter.context.env_id = route.env_id
+    request.release_adapter.reason = reason
+    received_ns = time.perf_counter_ns()
+    service.dispatch(Release(service, client, request, received_ns, deliver, expected=route))
 
 
 def _decode_contract(request: interaction_pb2.ResolveAdapterRequest, env_id: str) -> EnvSpec:
@@ -189,28 +227,3 @@ def _decode_contract(request: interaction_pb2.ResolveAdapterRequest, env_id: str
     except CodecError as error:
         message = f"resolve_adapter: env_spec is malformed: {error}"
         raise invalid(message, recoverable=False, env_id=env_id) from error
-
-
-def _check_needs(needs: object, options: ResolveOptions, env_id: str) -> RouteNeeds:
-    """Check what user code answered, and that the client can live with it."""
-    if not isinstance(needs, RouteNeeds):
-        message = f"the route's set-up returned {type(needs).__name__}, expected RouteNeeds or None"
-        raise model_raised(TypeError(message), "resolve_adapter", env_id=env_id)
-    native = needs.native_chunk
-    if native is not None:
-        if native < 1:
-            message = f"native_chunk is {native}, expected at least 1"
-            raise model_raised(ValueError(message), "resolve_adapter", env_id=env_id)
-        if options.execution_horizon > native:
-            message = (
-                f"resolve_adapter: execution_horizon {options.execution_horizon} is longer than "
-                f"the model's chunk of {native} frames; ask for at most {native}"
-            )
-            raise invalid(message, env_id=env_id)
-    if needs.history is not None and options.execution_horizon > 1 and not options.delivers_history:
-        message = (
-            "resolve_adapter: the model looks at the observations of replayed steps, which the "
-            "client does not deliver; set delivers_history, or ask for execution_horizon 1"
-        )
-        raise unsupported(message, env_id=env_id)
-    return needs

@@ -10,15 +10,28 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
-from rlmesh_gym.server.model.faults import encode_fault, unsupported
+from rlmesh_gym.errors import ClosedError
+from rlmesh_gym.server.model.faults import closed, encode_fault, invalid, unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rlmesh_gym.server.model.clients import Client
     from rlmesh_gym.server.model.service import ModelService
-    from rlmesh_gym.server.model.stream import ModelStream
 
-__all__ = ["Exchange", "Unknown"]
+__all__ = ["Exchange", "Unknown", "check_context"]
+
+
+def check_context(context: interaction_pb2.AdapterContext, operation: str) -> str:
+    """Return the env id of a request.
+
+    Raises:
+        ModelError: INVALID_REQUEST, not recoverable: there is none.
+    """
+    if not context.env_id:
+        message = f"{operation}: context.env_id is empty; it names the environment"
+        raise invalid(message, recoverable=False)
+    return context.env_id
 
 
 class Exchange:
@@ -29,14 +42,14 @@ class Exchange:
 
     Args:
         service: The server that it belongs to.
-        stream: The stream that it came by, or whose end caused it.
+        client: Who sent it, or whose end caused it.
         request: The request.
         received_ns: When it came, by ``time.perf_counter_ns``.
         deliver: Takes the answer.
 
     Attributes:
         keys: The environments whose order the request takes part in.
-        ahead: Kept by the order.
+        ahead: Kept by :class:`~rlmesh_gym.threads.Turns`.
         brief: ``start`` is short and never runs user code, so that the reader may run it itself.
         skippable: Pointless once its stream is gone.
     """
@@ -48,13 +61,13 @@ class Exchange:
     def __init__(
         self,
         service: ModelService,
-        stream: ModelStream,
+        client: Client,
         request: interaction_pb2.JoinRequest,
         received_ns: int,
         deliver: Callable[[interaction_pb2.JoinResponse], None],
     ) -> None:
         self.service = service
-        self.stream = stream
+        self.client = client
         self.envelope = request
         self.deliver = deliver
         self.keys: tuple[str, ...] = ()
@@ -66,7 +79,7 @@ class Exchange:
     def start(self) -> None:
         """Begin; never raises."""
         self._queue_ns = time.perf_counter_ns() - self._received_ns
-        if self.skippable and self.stream.over.is_set():
+        if self.skippable and self.client.over.is_set():
             self.finish()  # Nobody is there to read it; the model's time goes to the others.
         else:
             self.guard(self.work)
@@ -91,7 +104,10 @@ class Exchange:
 
     def on_model(self, step: Callable[[], None]) -> None:
         """Go on with a step on the model thread."""
-        self.service.model_thread.run(lambda: self.guard(step))
+        try:
+            self.service.model_thread.post(lambda: self.guard(step))
+        except ClosedError as error:
+            raise closed() from error
 
     def on_worker(self, step: Callable[[], None]) -> None:
         """Go on with a step on a worker."""

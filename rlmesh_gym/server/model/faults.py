@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["closed", "encode_fault", "invalid", "model_raised", "not_configured", "unsupported"]
 
+_CODES = {
+    name.removeprefix("MODEL_ERROR_CODE_")
+    for name, number in interaction_pb2.ModelErrorCode.items()
+    if number
+}
 # A response must stay far below the message limit whatever the model puts in its exception.
 _MAX_MESSAGE = 4_000
 _MAX_DEBUG_INFO = 32_000
@@ -66,6 +71,9 @@ def model_raised(
 ) -> ModelError:
     """Turn what user code raised into an answer that names it and its input.
 
+    User code that raises a :class:`ModelError` chooses the code and whether it is recoverable;
+    everything else is INTERNAL and recoverable.
+
     Args:
         error: What was raised.
         operation: What was being done, such as ``"predict"``.
@@ -73,7 +81,16 @@ def model_raised(
         episode_ids: Episodes of the request's rows.
         signature: Shapes and dtypes of the input; empty when there was none.
     """
-    text = f"{operation} failed: {type(error).__name__}: {_text(error)}"
+    code, recoverable = "INTERNAL", True
+    kind = f"{type(error).__name__}: "
+    if isinstance(error, ModelError):
+        recoverable = error.is_recoverable
+        if error.code in _CODES:
+            code = error.code
+            kind = ""
+        elif error.code != "UNSPECIFIED":
+            kind = f"unknown code {error.code!r}, there are {', '.join(sorted(_CODES))}: "
+    text = f"{operation} failed: {kind}{_text(error)}"
     if len(text) > _MAX_MESSAGE:
         text = f"{text[:_MAX_MESSAGE]}…"
     where = [f"env {env_id!r}"] if env_id else []
@@ -85,8 +102,9 @@ def model_raised(
         where.append(f"input {signature}")
     return ModelError(
         f"{text} ({'; '.join(where)})" if where else text,
-        code="INTERNAL",
-        is_recoverable=True,
+        operation=operation,
+        code=code,
+        is_recoverable=recoverable,
         debug_info="".join(traceback.format_exception(error))[-_MAX_DEBUG_INFO:],
         env_id=env_id,
         episode_ids=episode_ids,

@@ -39,18 +39,15 @@ class StepTracker:
 
     def check(
         self,
-        history: Iterable[tuple[int, Sequence[str]]],
-        step: int,
-        episode_ids: Sequence[str],
+        rows: Iterable[tuple[int, Sequence[str]]],
         *,
         staged: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Check one request's steps, history rows first.
+        """Check one request's steps.
 
         Args:
-            history: ``(step, episode ids)`` of each history frame, in the order sent.
-            step: Step of the request's own rows.
-            episode_ids: Episodes of the request's own rows.
+            rows: ``(step, episode ids)`` of each history frame in the order sent, and last of the
+                request's own rows.
             staged: Steps checked earlier but not committed, as within one grouped request.
 
         Returns:
@@ -63,19 +60,19 @@ class StepTracker:
         steps: dict[str, int] = {}
         last = self._last
         staged = staged or {}
-        for frame_step, frame_ids in (*history, (step, episode_ids)):
-            for episode_id in frame_ids:
+        for step, episode_ids in rows:
+            for episode_id in episode_ids:
                 before = steps.get(episode_id)
                 if before is None:
                     before = staged.get(episode_id, last.get(episode_id))
-                if before is not None and frame_step != before + 1:
+                if before is not None and step != before + 1:
                     message = (
-                        f"episode {episode_id!r}: step {frame_step} came after step {before}, "
+                        f"episode {episode_id!r}: step {step} came after step {before}, "
                         f"expected {before + 1}; send every replayed step once and in order, or "
                         "resolve the adapter again to start over"
                     )
                     raise invalid(message, episode_ids=(episode_id,))
-                steps[episode_id] = frame_step
+                steps[episode_id] = step
         return steps
 
     def commit(self, steps: Mapping[str, int]) -> None:

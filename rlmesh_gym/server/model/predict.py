@@ -6,67 +6,156 @@ import time
 from typing import TYPE_CHECKING
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
-from rlmesh_gym.errors import ModelError
-from rlmesh_gym.model import PredictFrames, predict_frames
-from rlmesh_gym.server.model.codec import (
-    check_context,
-    check_steps,
-    decode_predict,
-    detached,
-    encode_frames,
-    signature,
+from rlmesh_gym._proto.spaces.v1 import value_pb2
+from rlmesh_gym.errors import CodecError, ModelError
+from rlmesh_gym.model import predict_frames
+from rlmesh_gym.server.model.actions import detached
+from rlmesh_gym.server.model.answers import (
+    check_episodes,
+    make_history_frame,
+    make_observation,
+    prediction_failed,
+    read_frames,
 )
-from rlmesh_gym.server.model.exchange import Exchange
-from rlmesh_gym.server.model.faults import encode_fault, model_raised
+from rlmesh_gym.server.model.exchange import Exchange, check_context
+from rlmesh_gym.server.model.faults import encode_fault, invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
-    from rlmesh_gym.model import ModelObservation
+    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.model import HistoryFrame, ModelObservation
+    from rlmesh_gym.server.model.clients import Client
+    from rlmesh_gym.server.model.routes import Route
     from rlmesh_gym.server.model.service import ModelService
-    from rlmesh_gym.server.model.stream import ModelStream
 
 __all__ = ["GroupedPredict", "Predict", "PredictJob"]
 
 
-class Predict(Exchange):
-    """Predict: one batch of rows to actions."""
+class _Asking(Exchange):
+    """What both kinds of predict share: decode, call the handler, encode."""
 
-    operation = "predict"
     brief = True
     skippable = True
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.keys = (self.envelope.predict.context.env_id,)
 
     def work(self) -> None:
         """Decode."""
         begun_ns = time.perf_counter_ns()
-        self._job = PredictJob(self.service, self.stream, self.envelope.predict, {})
-        decoded_ns = time.perf_counter_ns()
-        self.response.decode_ns = decoded_ns - begun_ns
-        self._decoded_ns = decoded_ns
-        self.on_model(self._call)
+        self.jobs: list[PredictJob] = []
+        self.decode()
+        self._decoded_ns = time.perf_counter_ns()
+        self.response.decode_ns = self._decoded_ns - begun_ns
+        if self.jobs:
+            self.on_model(self._call)
+        else:
+            self._encode()
+
+    def decode(self) -> None:
+        """Fill ``jobs``."""
+        raise NotImplementedError
+
+    def ask(self, observations: list[ModelObservation]) -> list[Any]:
+        """Call the handler."""
+        raise NotImplementedError
+
+    def encode(self) -> None:
+        """Fill in the response."""
+        raise NotImplementedError
 
     def _call(self) -> None:
         called_ns = time.perf_counter_ns()
         self._queue_ns += called_ns - self._decoded_ns
-        job = self._job
-        job.call(self.service)
+        try:
+            results = self.ask([job.observation for job in self.jobs])
+        except BaseException as error:  # Answered in-band, a SystemExit too.
+            results = [error] * len(self.jobs)
+        for job, result in zip(self.jobs, results, strict=True):
+            job.result = result
+        del results
         self.response.user_ns = time.perf_counter_ns() - called_ns
         self.service.read_model(self.response)
         if self.service.model_thread.has_more():
-            job.detach()
+            for job in self.jobs:
+                job.detach()
             self.on_worker(self._encode)
         else:
             self._encode()  # Nothing else wants the model: that saves waking a worker.
 
     def _encode(self) -> None:
         begun_ns = time.perf_counter_ns()
-        self.response.predict.CopyFrom(self._job.encode())
+        self.encode()
         self.response.encode_ns = time.perf_counter_ns() - begun_ns
         self.finish()
+
+
+class Predict(_Asking):
+    """Predict: one batch of rows to actions."""
+
+    operation = "predict"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.keys = (self.envelope.predict.context.env_id,)
+
+    def decode(self) -> None:
+        """One job; a request that does not fit is an error."""
+        self.jobs.append(PredictJob(self.service, self.client, self.envelope.predict, {}))
+
+    def ask(self, observations: list[ModelObservation]) -> list[Any]:
+        """Call predict or predict_chunked."""
+        return [predict_frames(self.service.handler, observations[0])]
+
+    def encode(self) -> None:
+        """Answer with the frames."""
+        self.response.predict.CopyFrom(self.jobs[0].encode())
+
+
+class GroupedPredict(_Asking):
+    """GroupedPredict: predicts that the handler sees together, each with its own outcome."""
+
+    operation = "grouped_predict"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        groups = self.envelope.grouped_predict.groups
+        self.keys = tuple(dict.fromkeys(group.context.env_id for group in groups))
+
+    def decode(self) -> None:
+        """A job for each group that fits."""
+        staged: dict[str, dict[str, int]] = {}
+        self._outcomes: list[PredictJob | ModelError] = []
+        for group in self.envelope.grouped_predict.groups:
+            try:
+                job = PredictJob(self.service, self.client, group, staged)
+            except ModelError as error:  # noqa: PERF203 - each group has its own outcome
+                self._outcomes.append(error)
+            else:
+                self._outcomes.append(job)
+                self.jobs.append(job)
+
+    def ask(self, observations: list[ModelObservation]) -> list[Any]:
+        """Call predict_grouped."""
+        results = list(self.service.handler.predict_grouped(observations))
+        if len(results) != len(observations):
+            message = (
+                f"predict_grouped returned {len(results)} results for {len(observations)} groups"
+            )
+            raise ValueError(message)  # Counts as the handler's exception.
+        return results
+
+    def encode(self) -> None:
+        """Answer with an outcome per group."""
+        results = self.response.grouped_predict.results
+        self.response.grouped_predict.SetInParent()
+        for job in self._outcomes:
+            outcome = results.add()
+            try:
+                if isinstance(job, ModelError):
+                    raise job  # noqa: TRY301 - one place turns failures into outcomes
+                outcome.response.CopyFrom(job.encode())
+            except Exception as error:  # Each group has its own outcome.
+                outcome.error.CopyFrom(encode_fault(error, "predict"))
 
 
 class PredictJob:
@@ -79,27 +168,16 @@ class PredictJob:
     def __init__(
         self,
         service: ModelService,
-        stream: ModelStream,
+        client: Client,
         request: interaction_pb2.PredictRequest,
         staged: dict[str, dict[str, int]],
     ) -> None:
         env_id = check_context(request.context, "predict")
         self.request = request
-        self.route = service.routes.use(env_id, stream.over)
-        stream.note_session(request.context, self.route)
-        self.observation: ModelObservation
-        self.observation, self._leaves = decode_predict(self.route, request)
-        earlier = staged.setdefault(env_id, {})
-        self.steps = check_steps(self.route, self.observation, earlier)
-        earlier.update(self.steps)
-        self.result: PredictFrames | BaseException | Any = None
-
-    def call(self, service: ModelService) -> None:
-        """Call the handler. Model thread only."""
-        try:
-            self.result = predict_frames(service.handler, self.observation)
-        except BaseException as error:  # Answered in-band, a SystemExit too.
-            self.result = error
+        self.route = service.routes.use(env_id, client.over)
+        client.note_session(request.context, self.route)
+        self.observation = _decode(self.route, request, staged.setdefault(env_id, {}))
+        self.result: Any = None
 
     def detach(self) -> None:
         """Take copies of what the handler may use again in its next call. Model thread only."""
@@ -117,92 +195,77 @@ class PredictJob:
         """
         result = self.result
         if isinstance(result, BaseException):
-            raise self._raised(result) from result
-        frames = result if isinstance(result, PredictFrames) else PredictFrames(result)
-        try:
-            actions = encode_frames(self.route, self.observation, frames)
-        except ModelError:
-            raise
-        except Exception as error:
-            # A batch whose own methods fail, such as a lazy array that cannot be converted.
-            raise self._raised(error) from error
-        if self.route.tracker is not None:
-            self.route.tracker.commit(self.steps)
+            raise prediction_failed(result, self.route, self.observation) from result
+        frames = read_frames(self.route, self.observation, result)
+        codec, rows = self.route.action_codec, self.observation.num_envs
+        actions = [codec.encode(leaves, rows) for leaves in frames]
+        self.route.deliver(self.observation)
         return interaction_pb2.PredictResponse(context=self.request.context, actions=actions)
 
-    def _raised(self, error: BaseException) -> ModelError:
-        return model_raised(
-            error,
-            "predict",
-            env_id=self.route.env_id,
-            episode_ids=self.observation.episode_ids,
-            signature=signature(self.route.observation_codec, self._leaves),
-        )
+
+def _decode(
+    route: Route, request: interaction_pb2.PredictRequest, staged: dict[str, int]
+) -> ModelObservation:
+    """Decode a request whose context has been checked.
+
+    Raises:
+        ModelError: INVALID_REQUEST, recoverable: rows, ids or values that do not fit.
+    """
+    if not request.context.request_id:
+        raise invalid("predict: context.request_id is empty", env_id=route.env_id)
+    episode_ids, seeds = _episodes(request.episode_info)
+    leaves = _rows(route, request, episode_ids, "predict")
+    history = [_history_frame(route, frame) for frame in request.history]
+    step = request.step if request.HasField("step") else None
+    return make_observation(
+        route, leaves, episode_ids, seeds, history=history, step=step, staged=staged
+    )
 
 
-class GroupedPredict(Exchange):
-    """GroupedPredict: predicts that the handler sees together, each with its own outcome."""
+def _episodes(
+    infos: Sequence[interaction_pb2.EpisodeInfo],
+) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    return (
+        tuple(info.episode_id for info in infos),
+        tuple(info.seed if info.HasField("seed") else None for info in infos),
+    )
 
-    operation = "grouped_predict"
-    brief = True
-    skippable = True
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        groups = self.envelope.grouped_predict.groups
-        self.keys = tuple(dict.fromkeys(group.context.env_id for group in groups))
+def _history_frame(route: Route, frame: interaction_pb2.ObservationHistoryFrame) -> HistoryFrame:
+    episode_ids, seeds = _episodes(frame.episode_info)
+    what = f"predict: history row of step {frame.step}"
+    leaves = _rows(route, frame, episode_ids, what)
+    return make_history_frame(route, frame.step, leaves, episode_ids, seeds)
 
-    def work(self) -> None:
-        """Decode every group."""
-        begun_ns = time.perf_counter_ns()
-        staged: dict[str, dict[str, int]] = {}
-        self._jobs: list[PredictJob | ModelError] = []
-        for group in self.envelope.grouped_predict.groups:
-            try:
-                self._jobs.append(PredictJob(self.service, self.stream, group, staged))
-            except ModelError as error:  # noqa: PERF203 - each group has its own outcome
-                self._jobs.append(error)
-        self._decoded_ns = time.perf_counter_ns()
-        self.response.decode_ns = self._decoded_ns - begun_ns
-        if any(isinstance(job, PredictJob) for job in self._jobs):
-            self.on_model(self._call)
-        else:
-            self._encode()
 
-    def _call(self) -> None:
-        called_ns = time.perf_counter_ns()
-        self._queue_ns += called_ns - self._decoded_ns
-        jobs = [job for job in self._jobs if isinstance(job, PredictJob)]
-        results: list[Any]
-        try:
-            results = list(self.service.handler.predict_grouped([job.observation for job in jobs]))
-            if len(results) != len(jobs):
-                message = f"predict_grouped returned {len(results)} results for {len(jobs)} groups"
-                raise ValueError(message)  # noqa: TRY301 - counts as the handler's exception
-        except BaseException as error:  # Answered in-band, a SystemExit too.
-            results = [error] * len(jobs)
-        for job, result in zip(jobs, results, strict=True):
-            job.result = result
-        self.response.user_ns = time.perf_counter_ns() - called_ns
-        self.service.read_model(self.response)
-        if self.service.model_thread.has_more():
-            for job in jobs:
-                job.detach()
-            self.on_worker(self._encode)
-        else:
-            self._encode()
+def _rows(
+    route: Route,
+    message: interaction_pb2.PredictRequest | interaction_pb2.ObservationHistoryFrame,
+    episode_ids: tuple[str, ...],
+    what: str,
+) -> Leaves:
+    codec = route.observation_codec
+    if not message.HasField("observation"):
+        raise invalid(f"{what} has no observation", env_id=route.env_id)
+    if codec is None:
+        return []  # Refused by whoever makes the observation.
+    value = message.observation
+    needs = route.model_route.needs.history
+    is_history = isinstance(message, interaction_pb2.ObservationHistoryFrame)
+    if is_history and needs is not None and needs.prunable:
+        value = _filled(codec, value, len(episode_ids))
+    try:
+        return codec.decode(value, len(episode_ids))
+    except CodecError as error:
+        check_episodes(episode_ids, route.env_id, what)  # Missing ids are the better reason.
+        text = f"{what}: {len(episode_ids)} rows do not fit the observation space: {error}"
+        raise invalid(text, env_id=route.env_id, episode_ids=episode_ids) from error
 
-    def _encode(self) -> None:
-        begun_ns = time.perf_counter_ns()
-        results = self.response.grouped_predict.results
-        self.response.grouped_predict.SetInParent()
-        for job in self._jobs:
-            outcome = results.add()
-            try:
-                if isinstance(job, ModelError):
-                    raise job  # noqa: TRY301 - one place turns failures into outcomes
-                outcome.response.CopyFrom(job.encode())
-            except Exception as error:  # Each group has its own outcome.
-                outcome.error.CopyFrom(encode_fault(error, "predict"))
-        self.response.encode_ns = time.perf_counter_ns() - begun_ns
-        self.finish()
+
+def _filled(codec: SpaceCodec, value: value_pb2.SpaceValue, num_rows: int) -> value_pb2.SpaceValue:
+    """Put zeros and empty strings where a client has left leaves out."""
+    if all(value.leaves) or len(value.leaves) != len(codec.paths):
+        return value
+    blank = codec.encode(codec.empty(num_rows), num_rows)
+    pairs = zip(value.leaves, blank.leaves, strict=True)
+    return value_pb2.SpaceValue(leaves=[given or empty for given, empty in pairs])

@@ -7,13 +7,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from rlmesh_gym.codec import SpaceCodec
-from rlmesh_gym.server.model.faults import not_configured
+from rlmesh_gym.server.model.faults import invalid, not_configured
 from rlmesh_gym.server.model.history import StepTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
-    from rlmesh_gym.model import ModelRoute
+    from rlmesh_gym.model import ModelObservation, ModelRoute
 
 __all__ = ["Route", "RouteTable"]
 
@@ -47,6 +47,43 @@ class Route:
         """History was asked for by the model and offered by the client."""
         route = self.model_route
         return route.needs.history is not None and route.options.delivers_history
+
+    def check_steps(
+        self, observation: ModelObservation, staged: dict[str, int] | None = None
+    ) -> None:
+        """Check a request's steps, where the route follows them.
+
+        Args:
+            observation: The request.
+            staged: Steps checked but not delivered yet; this request's are added.
+
+        Raises:
+            ModelError: INVALID_REQUEST, recoverable: no step, a gap, a repeat, rows out of order.
+        """
+        if self.tracker is None:
+            return
+        if observation.step is None:
+            message = "predict: step is missing; a route with observation history needs it"
+            raise invalid(message, env_id=self.env_id, episode_ids=observation.episode_ids)
+        steps = self.tracker.check(_steps(observation), staged=staged)
+        if staged is not None:
+            staged.update(steps)
+
+    def deliver(self, observation: ModelObservation) -> None:
+        """Take an observation for delivered: the handler has answered it."""
+        if self.tracker is not None:
+            rows = _steps(observation)
+            self.tracker.commit({name: step for step, names in rows for name in names})
+
+    def forget(self, episode_ids: Sequence[str]) -> None:
+        """Drop what is known of episodes that are over; no ids mean all."""
+        if self.tracker is not None:
+            self.tracker.forget(episode_ids)
+
+
+def _steps(observation: ModelObservation) -> list[tuple[int, tuple[str, ...]]]:
+    rows = [(frame.step, frame.episode_ids) for frame in observation.history]
+    return [*rows, (observation.step or 0, observation.episode_ids)]
 
 
 class RouteTable:

@@ -5,27 +5,45 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from rlmesh_gym._proto.model.v1 import interaction_pb2
-from rlmesh_gym.errors import ModelError
-from rlmesh_gym.server.model.adapters import Release
-from rlmesh_gym.server.model.routes import Route, RouteTable
-from rlmesh_gym.server.model.schedule import EnvOrder, ModelThread, WorkerPool
+from rlmesh_gym.server.model.routes import RouteTable
+from rlmesh_gym.threads import DedicatedThread, GrowingExecutor, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rlmesh_gym._proto.model.v1 import interaction_pb2
     from rlmesh_gym.model import ModelHandler, ModelRouteSetup
-    from rlmesh_gym.server.model.exchange import Exchange
-    from rlmesh_gym.server.model.stream import ModelStream
 
-__all__ = ["ModelService", "close_handler"]
+__all__ = ["ModelService"]
 
 _logger = logging.getLogger(__name__)
 
 _UINT32_MAX = 2**32 - 1
 _UINT64_MAX = 2**64 - 1
+
+
+class Request(Protocol):
+    """A request on its way; see :class:`~rlmesh_gym.server.model.exchange.Exchange`."""
+
+    keys: tuple[str, ...]
+    ahead: int
+    brief: bool
+    response: interaction_pb2.JoinResponse
+    deliver: Callable[[interaction_pb2.JoinResponse], None]
+
+    def start(self) -> None:
+        """Begin; never raises."""
+        ...
+
+
+class Drainable(Protocol):
+    """A stream of requests."""
+
+    def drain(self) -> None:
+        """Refuse further requests, and end after the last answer."""
+        ...
 
 
 class ModelService:
@@ -40,13 +58,13 @@ class ModelService:
         self.handler = handler
         self.setup: ModelRouteSetup | None = handler.route_setup()
         self.routes = RouteTable(max_adapters)
-        self.order: EnvOrder[Exchange] = EnvOrder()
-        self.model_thread = ModelThread("rlmesh_gym-model")
-        self.workers = WorkerPool("rlmesh_gym-model-worker")
+        self.order: Turns[Request] = Turns()
+        self.model_thread = DedicatedThread("rlmesh_gym-model")
+        self.workers = GrowingExecutor("rlmesh_gym-model-worker")
         self.last_activity = time.monotonic()
         self._lock = threading.Lock()
         self._in_flight = 0
-        self._streams: set[ModelStream] = set()
+        self._streams: set[Drainable] = set()
         self._stopping = False
 
     @property
@@ -54,7 +72,7 @@ class ModelService:
         """Number of requests that have come and are not answered yet."""
         return self._in_flight
 
-    def dispatch(self, exchange: Exchange) -> None:
+    def dispatch(self, exchange: Request) -> None:
         """Take a request in; it starts when its turn comes."""
         with self._lock:
             self._in_flight += 1
@@ -64,7 +82,7 @@ class ModelService:
             else:
                 self.workers.run(exchange.start)
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, exchange: Request) -> None:
         """Hand an answer over and let the next requests have their turn."""
         with self._lock:
             exchange.response.in_flight = min(self._in_flight, _UINT32_MAX)
@@ -83,43 +101,13 @@ class ModelService:
                 response.adapter_ns = min(max(int(adapter_ns), 0), _UINT64_MAX)
             if held is not None:
                 response.held_episodes = min(max(int(held.episodes), 0), _UINT32_MAX)
-                if held.nbytes is not None:
-                    response.held_state_bytes = min(max(int(held.nbytes), 0), _UINT64_MAX)
+                if held.bytes is not None:
+                    response.held_state_bytes = min(max(int(held.bytes), 0), _UINT64_MAX)
         except BaseException:
             # Telemetry must not fail a prediction that went well.
             _logger.exception("held_state or take_adapter_ns failed")
 
-    def make_room(self, env_id: str, stream: ModelStream) -> None:
-        """See to it that one more environment can be resolved for this stream.
-
-        Raises:
-            ModelError: BUSY: the table is full of environments whose clients are connected.
-        """
-        if self.routes.has_room(env_id):
-            return
-        orphan = self.routes.take_orphan()
-        if orphan is None:
-            message = (
-                f"resolve_adapter: {self.routes.max_routes} environments are resolved already; "
-                "release some, or serve with a higher max_adapters"
-            )
-            raise ModelError(message, code="BUSY", is_recoverable=True, env_id=env_id)
-        _logger.info("giving up the adapter of env %r, whose client is gone", orphan.env_id)
-        self.release(orphan, stream, lambda _: None)
-
-    def release(
-        self,
-        route: Route,
-        stream: ModelStream,
-        deliver: Callable[[interaction_pb2.JoinResponse], None],
-    ) -> None:
-        """Release a route as its client would, unless it has been resolved anew meanwhile."""
-        request = interaction_pb2.JoinRequest()
-        request.release_adapter.context.env_id = route.env_id
-        received_ns = time.perf_counter_ns()
-        self.dispatch(Release(self, stream, request, received_ns, deliver, expected=route))
-
-    def add_stream(self, stream: ModelStream) -> bool:
+    def add_stream(self, stream: Drainable) -> bool:
         """Count a stream in; False when the server is stopping."""
         with self._lock:
             if self._stopping:
@@ -128,7 +116,7 @@ class ModelService:
         self.last_activity = time.monotonic()
         return True
 
-    def remove_stream(self, stream: ModelStream) -> None:
+    def remove_stream(self, stream: Drainable) -> None:
         """Count a stream out."""
         with self._lock:
             self._streams.discard(stream)
@@ -141,29 +129,17 @@ class ModelService:
         for stream in streams:
             stream.drain()
 
-    def close(self, timeout: float | None) -> bool:
-        """Close the handler after its last call, once all streams are gone.
+    def close(self, last: Callable[[], None], timeout: float) -> bool:
+        """End the threads, once all streams are gone.
 
         Args:
-            timeout: Seconds to wait for a call that is still running; None for ever.
+            last: Closes the handler, after its last call.
+            timeout: Seconds to wait for that.
 
         Returns:
-            False when the call outlasted that. ``on_close`` then follows when it returns.
+            False when it took longer.
         """
-        self.model_thread.close(lambda: close_handler(self.handler))
+        self.model_thread.close(last)
         done = self.model_thread.join(timeout)
-        self.workers.close()
+        self.workers.shutdown()
         return done
-
-    def abandon(self) -> None:
-        """Let the threads go without closing the handler, as when the host could not start."""
-        self.model_thread.close(lambda: None)
-        self.workers.close()
-
-
-def close_handler(handler: ModelHandler) -> None:
-    """Let the handler go; a failure is logged, since whoever stops a server cannot mend it."""
-    try:
-        handler.on_close()
-    except BaseException:
-        _logger.exception("%r failed to close", handler)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym.errors import Error
 from rlmesh_gym.rpc import Refused
-from rlmesh_gym.server.model.adapters import Release, Reset, Resolve
+from rlmesh_gym.server.model.adapters import Release, Reset, Resolve, release
+from rlmesh_gym.server.model.clients import Client
 from rlmesh_gym.server.model.exchange import Exchange, Unknown
 from rlmesh_gym.server.model.faults import closed, encode_fault
 from rlmesh_gym.server.model.predict import GroupedPredict, Predict
@@ -22,7 +23,6 @@ from rlmesh_gym.server.model.predict import GroupedPredict, Predict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rlmesh_gym.server.model.routes import Route
     from rlmesh_gym.server.model.service import ModelService
 
 __all__ = ["MAX_IN_WORK", "ModelStream"]
@@ -53,17 +53,15 @@ class ModelStream:
         requests: The client's requests; ends at half-close, raises when the call is lost.
 
     Attributes:
-        over: Set when the stream has ended, by its client's wish or not.
+        client: Who sends them.
     """
 
     def __init__(
         self, service: ModelService, requests: Iterator[interaction_pb2.JoinRequest]
     ) -> None:
         self.service = service
-        self.over = threading.Event()
+        self.client = Client()
         self._requests = requests
-        self._token = object()
-        self._sessions: set[object] = {self._token}
         self._outbox: SimpleQueue[interaction_pb2.JoinResponse | Error | None] = SimpleQueue()
         self._changed = threading.Condition()
         self._in_work = 0
@@ -89,7 +87,7 @@ class ModelStream:
     def lose(self) -> None:
         """The stream is over: queued predictions are dropped, and nothing more is sent."""
         with self._changed:
-            self.over.set()
+            self.client.over.set()
             self._changed.notify_all()
         self._outbox.put(None)
 
@@ -99,18 +97,6 @@ class ModelStream:
             self._draining = True
             if self._in_work == 0:
                 self._outbox.put(None)
-
-    def owner(self, context: interaction_pb2.AdapterContext) -> object:
-        """Name the session of a request: the client's name for it, or else this stream."""
-        if not context.session_id:
-            return self._token
-        self._sessions.add(context.session_id)
-        return context.session_id
-
-    def note_session(self, context: interaction_pb2.AdapterContext, route: Route) -> None:
-        """A session that goes on here after it lost its stream may close here too."""
-        if route.owner == context.session_id:
-            self._sessions.add(context.session_id)
 
     def _read(self) -> None:
         while True:
@@ -142,7 +128,9 @@ class ModelStream:
     def _dispatch(self, request: interaction_pb2.JoinRequest, received_ns: int) -> None:
         kind = _KINDS.get(request.WhichOneof("kind"), Unknown)
         self._quiet.acquire(blocking=False)
-        self.service.dispatch(kind(self.service, self, request, received_ns, self._outbox.put))
+        self.service.dispatch(
+            kind(self.service, self.client, request, received_ns, self._outbox.put)
+        )
         if self._in_work == 1:
             self._quiet.acquire(timeout=_PATIENCE)
 
@@ -156,9 +144,10 @@ class ModelStream:
         if not self._wait(lambda: self._in_work <= 1):  # The close itself is in work too.
             return
         released: SimpleQueue[interaction_pb2.JoinResponse] = SimpleQueue()
-        routes = self.service.routes.owned_by(self._sessions)
+        routes = self.service.routes.owned_by(self.client.sessions)
+        reason = request.close.reason or "its client closes the session"
         for route in routes:
-            self.service.release(route, self, released.put)
+            release(self.service, self.client, route, reason, released.put)
         response = interaction_pb2.JoinResponse(request_id=request.request_id)
         response.close.SetInParent()
         for _ in routes:
@@ -175,12 +164,12 @@ class ModelStream:
             self._wait(lambda: self._in_work < MAX_IN_WORK)
         with self._changed:
             self._in_work += 1
-        return not self.over.is_set()
+        return not self.client.over.is_set()
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self.over.is_set() or condition())
-            return not self.over.is_set()
+            self._changed.wait_for(lambda: self.client.over.is_set() or condition())
+            return not self.client.over.is_set()
 
     def _sent(self) -> None:
         with self._changed:

@@ -145,7 +145,7 @@ def test_a_hook_that_blocks_for_a_while_changes_nothing(socket_dir: Path) -> Non
     with env_server(socket_dir, [CountingEnv(2), CountingEnv(3, base=100.0)]) as address:
         slow = run(address, SteadyModel(), episodes=5, hooks=Slow(), limits=OFTEN)
     assert outcome(slow) == outcome(bare)
-    assert slow.bottleneck.shares["loop"] > 0.5
+    assert slow.bottleneck.shares["loop"] > bare.bottleneck.shares["loop"]
 
 
 def test_a_telemetry_hook_that_never_returns_does_not_hold_the_run() -> None:
@@ -270,7 +270,7 @@ def test_json_lines(tmp_path: Path) -> None:
     assert chosen == ["episode_completed"] * 3 + ["session_ended"]
     table = HookTable([recorders[1]], no_log)
     assert not table.listens("step_completed")
-    with pytest.raises(ConfigurationError, match="no events"):
+    with pytest.raises(ConfigurationError, match="unknown events"):
         JsonLinesRecorder(path, only=["steps"])
 
 

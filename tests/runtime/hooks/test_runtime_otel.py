@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlmesh_gym.errors import EnvError
 from rlmesh_gym.runtime import RuntimeLimits, run
 from rlmesh_gym.runtime.hooks.otel import OpenTelemetryHooks
 from tests.fake_envs import FailingEnv, SleepEnv, counting_vector
@@ -65,8 +66,9 @@ def test_windows_and_failures(telemetry: tuple[OpenTelemetryHooks, Any, Any]) ->
     limits = RuntimeLimits(telemetry_window=0.005)
     run(SleepEnv(5, seconds=0.01), SteadyModel(), episodes=1, hooks=hooks, limits=limits)
     assert "rlmesh_gym.rpc.p95" in points(reader)
-    with pytest.raises(ValueError, match="gripper"):
+    with pytest.raises(EnvError, match="gripper") as caught:
         run(FailingEnv(), SteadyModel(), episodes=1, hooks=hooks)
+    assert isinstance(caught.value.__cause__, ValueError)  # With the env's own traceback.
     failed = spans.get_finished_spans()[-1]
     assert failed.status.status_code.name == "ERROR"
     assert "gripper" in failed.status.description

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from gymnasium.vector import AutoresetMode
 
+from rlmesh_gym.rpc import EnvSession, ModelSession
 from rlmesh_gym.runtime import RuntimeDriver, RuntimeSessionSpec
 from tests.fake_envs import CountingEnv, counting_vector
 from tests.runtime.runtime_doubles import (
@@ -312,9 +313,9 @@ def test_trace(socket_dir: Path, mode: str, horizon: int, expected: str) -> None
     with (
         env_server(socket_dir, envs) as env_address,
         model_server(socket_dir, SteadyModel(chunk=4)) as model_address,
+        EnvSession.open(env_address) as env,
+        ModelSession.open(model_address) as model,
     ):
-        RuntimeDriver(
-            spec, TapEnv(env_address, trace), TapModel(model_address, trace), TraceHooks(trace)
-        ).run()
+        RuntimeDriver(spec, TapEnv(env, trace), TapModel(model, trace), TraceHooks(trace)).run()
     head = HEAD.format(mode=mode, horizon=horizon)
     assert trace.lines == _lines(head) + _lines(expected) + _lines(TAIL)

@@ -5,13 +5,8 @@ from __future__ import annotations
 import numpy as np
 import uuid6
 
-from rlmesh_gym.runtime.report.runtime_report import (
-    Bottleneck,
-    EpisodeSummary,
-    RuntimeReport,
-    TelemetryRow,
-    TelemetrySnapshot,
-)
+from rlmesh_gym.episodes import EpisodeRecord
+from rlmesh_gym.runtime import Bottleneck, RuntimeReport, TelemetryRow, TelemetrySnapshot
 
 HOSTILE = (
     "</title></script><script>alert('x')</script>"
@@ -36,9 +31,9 @@ def make_snapshot() -> TelemetrySnapshot:
     return TelemetrySnapshot("session", "run", rows, taken_at=1.7e9, duration=12.5)
 
 
-def make_episode(number: int, rng: np.random.Generator, env_id: str) -> EpisodeSummary:
+def make_episode(number: int, rng: np.random.Generator, env_id: str) -> EpisodeRecord:
     length = int(rng.integers(5, 500))
-    return EpisodeSummary(
+    return EpisodeRecord(
         episode_id=str(uuid6.uuid7()),
         lane=number % 4,
         endpoint="tcp://127.0.0.1:5555",

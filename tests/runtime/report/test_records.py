@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmesh_gym.errors import ClosedError, ConfigurationError
+from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.runtime.report.records import (
     EpisodeJournal,
     EpisodeKey,
     episode_key,
-    jsonable,
     read_episodes,
     remaining_seeds,
-    repeat_counts,
-    write_episodes_csv,
 )
+from rlmesh_gym.runtime.report.report_files import write_episodes_csv
+from rlmesh_gym.runtime.report.shards import repeat_counts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +107,6 @@ def test_a_damaged_middle_is_passed_over_and_counted(tmp_path: Path) -> None:
     assert [item["episode_id"] for item in found.rows] == ["a", "b"]
     assert found.damaged == 3
     with EpisodeJournal(tmp_path) as journal:
-        assert journal.damaged == 3
         journal.append(row(3, "c"))
     assert [item["episode_id"] for item in read_episodes(path).rows] == ["a", "b", "c"]
 
@@ -216,11 +215,11 @@ def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGKILL)
+    assert read_episodes(tmp_path).damaged <= 1
     with EpisodeJournal(tmp_path) as journal:
         seeds = [item["seed"] for item in journal.rows]
     assert len(seeds) > 200
     assert seeds == list(range(len(seeds)))
-    assert journal.damaged <= 1
 
 
 def test_one_run_at_a_time_writes_into_a_directory(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlmesh_gym.episodes import EpisodeRecord
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime.report.records import EpisodeJournal, episode_key
 from rlmesh_gym.runtime.report.report_files import read_report, write_report
-from rlmesh_gym.runtime.report.runtime_report import EpisodeSummary
 from rlmesh_gym.runtime.report.shards import merge_episodes, merged_report
 from tests.runtime.report.report_samples import make_report
 
@@ -96,7 +96,7 @@ def test_merged_reports_add_up(tmp_path: Path) -> None:
     report = merged_report(sources, merged)
     assert len(report.episodes) == 18
     assert report.episodes[:10] == first.episodes
-    assert all(isinstance(episode, EpisodeSummary) for episode in report.episodes)
+    assert all(isinstance(episode, EpisodeRecord) for episode in report.episodes)
     assert report.duration == pytest.approx(first.duration + second.duration)
     assert report.total_steps == sum(episode.length for episode in report.episodes)
     assert report.base_seed == 7
@@ -107,5 +107,5 @@ def test_merged_reports_add_up(tmp_path: Path) -> None:
 def test_merging_lines_that_are_no_episodes(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_text('{"episode_id": "a", "lane": 1}\n')
     merged = merge_episodes([tmp_path])
-    with pytest.raises(ConfigurationError, match="no episode of this version"):
+    with pytest.raises(ConfigurationError, match="not an episode of this version"):
         merged_report([tmp_path], merged)

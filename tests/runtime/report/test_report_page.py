@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlmesh_gym.runtime import Bottleneck, RuntimeReport, TelemetrySnapshot
 from rlmesh_gym.runtime.report.charts import histogram, nice_ticks, series
 from rlmesh_gym.runtime.report.html_report import html_report
-from rlmesh_gym.runtime.report.runtime_report import Bottleneck, RuntimeReport, TelemetrySnapshot
 from tests.runtime.report.report_samples import HOSTILE, make_report
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "source", "wbr"}

@@ -10,27 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlmesh_gym.episodes import Distribution, EpisodeStatistics, wilson_interval
 from rlmesh_gym.runtime.hooks.prometheus import prometheus_text
-from rlmesh_gym.runtime.report.runtime_report import TelemetryRow, TelemetrySnapshot
-from rlmesh_gym.runtime.report.summary import (
-    Distribution,
-    EpisodeStatistics,
-    moving_mean,
-    wilson_interval,
-)
-from rlmesh_gym.runtime.report.tables import (
-    episodes_html,
-    episodes_text,
+from rlmesh_gym.runtime.report.charts import moving_mean
+from rlmesh_gym.runtime.report.episode_table import episodes_html, episodes_text
+from rlmesh_gym.runtime.report.formatting import (
     format_bytes,
     format_duration,
     format_number,
     one_line,
-    report_html,
-    report_text,
-    telemetry_html,
-    telemetry_text,
     text_table,
 )
+from rlmesh_gym.runtime.report.metrics import TelemetryRow, TelemetrySnapshot
 from tests.runtime.report.report_samples import HOSTILE, make_report, make_snapshot
 
 
@@ -87,15 +78,15 @@ def test_columns_line_up() -> None:
 
 def test_telemetry_as_text_and_html() -> None:
     snapshot = make_snapshot()
-    text = telemetry_text(snapshot)
+    text = str(snapshot)
     assert text.startswith("telemetry of the session (12.5 s)\n")
     line = next(line for line in text.split("\n") if line.startswith("model.predict  rpc.total"))
     assert line.split()[2:] == ["100", "2", "ms", "2", "ms", "4", "ms", "6", "ms", "200", "ms"]
-    html = telemetry_html(snapshot)
+    html = snapshot._repr_html_()
     assert html.count("<tr>") == len(snapshot.rows) + 1
     empty = TelemetrySnapshot("window", "run", duration=5.0, pending=("env.step", 3.0))
-    assert telemetry_text(empty).endswith("env.step is waiting for 3 s: no samples")
-    assert "no samples" in telemetry_html(empty)
+    assert str(empty).endswith("env.step is waiting for 3 s: no samples")
+    assert "no samples" in empty._repr_html_()
 
 
 def test_episode_tables_show_the_last() -> None:
@@ -112,13 +103,13 @@ def test_episode_tables_show_the_last() -> None:
 
 def test_the_summary_of_a_run() -> None:
     report = make_report(30)
-    text = report_text(report)
+    text = str(report)
     mean = statistics.fmean(episode.episode_return for episode in report.episodes)
     assert f"mean return    {format_number(mean)} ±" in text
     assert "bound by       The policy bound this run" in text
     assert re.search(r"success rate +\d+\.\d% \(\d+ of 30, 95% interval", text)
-    assert "episodes       0" in report_text(make_report(0))
-    html = report_html(dataclasses.replace(report, env_id=HOSTILE, error=HOSTILE))
+    assert "episodes       0" in str(make_report(0))
+    html = dataclasses.replace(report, env_id=HOSTILE, error=HOSTILE)._repr_html_()
     assert "<script" not in html
     assert "<img" not in html
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from rlmesh_gym.runtime import (
     Bottleneck,
     EpisodeSummary,
+    HeldByModel,
     RuntimeReport,
     TelemetryRow,
     TelemetrySnapshot,
@@ -93,6 +95,27 @@ def test_whether_it_succeeded() -> None:
     cut = EpisodeSummary("b", 0, "local", "e", None, 1, 0.0, False, False, interrupted=True)
     report = a_report(episodes=(*a_report().episodes, cut))
     assert report.completed_episodes == a_report().episodes
+
+
+def test_notes_tell_what_numbers_do_not() -> None:
+    assert a_report(requested_horizon=8).notes == ()
+    short = a_report(execution_horizon=1, requested_horizon=8, predict_calls=3, predict_rows=3)
+    assert short.notes == ("the model gave 1 frame per prediction, execution_horizon was 8",)
+    assert str(short).count("gave 1 frame") == 1
+    assert "gave 1 frame" in short._repr_html_()
+    assert RuntimeReport.from_dict(short.to_dict()) == short
+    held = dataclasses.replace(short.telemetry, held=HeldByModel(40, None, 4))
+    leaking = a_report(telemetry=held)
+    assert "the model holds 40 episodes, 4 are live" in str(leaking)
+    assert RuntimeReport.from_dict(leaking.to_dict()) == leaking
+
+
+def test_a_report_of_an_earlier_version() -> None:
+    data = a_report().to_dict()
+    for name in ("requested_horizon", "predict_calls", "predict_rows"):
+        del data[name]
+    del data["telemetry"]["held"]
+    assert RuntimeReport.from_dict(data) == a_report()
 
 
 def test_a_real_report_is_plain_and_prints_itself() -> None:

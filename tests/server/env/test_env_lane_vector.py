@@ -166,6 +166,21 @@ def test_wrong_masks(mask: Any, error: type[Exception], match: str) -> None:
         envs.reset(options={"reset_mask": mask})
 
 
+def test_seeds_are_those_of_the_envs() -> None:
+    class Choosy(CountingEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset(seed=None if seed is None else seed % 10, options=options)
+
+    envs = LaneVector([Choosy(), Choosy()])
+    envs.reset(seed=[13, None])
+    first, second = envs.np_random_seed
+    assert first == 3
+    assert second == envs.envs[1].np_random_seed
+    assert second >= 0, "one that the env has drawn"
+    assert envs.np_random == tuple(env.np_random for env in envs.envs)
+    envs.close()
+
+
 def test_construction_errors() -> None:
     with pytest.raises(ConfigurationError, match="at least one"):
         LaneVector([])

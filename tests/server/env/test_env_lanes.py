@@ -5,13 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import pytest
 
 from rlmesh_gym.server.env.lane_calls import LaneCalls
-from rlmesh_gym.server.env.lane_scheduler import LaneScheduler
 from tests.env_wire import infos, pb, serving_raw
 from tests.fake_envs import BlockingEnv, CountingEnv, SleepEnv
 
@@ -48,7 +46,7 @@ def test_a_single_env_takes_lane_zero() -> None:
 
 def test_a_fast_lane_overtakes_a_slow_one() -> None:
     slow = BlockingEnv()
-    with serving_raw([slow, CountingEnv(50)]) as client:
+    with serving_raw([slow, CountingEnv(50)], overlap=True) as client:
         join = client.open()
         join.reset(ids=["a", "b"])
         first = join.send_step([1], lanes=[0])
@@ -62,7 +60,7 @@ def test_a_fast_lane_overtakes_a_slow_one() -> None:
 
 def test_requests_of_one_lane_keep_their_order() -> None:
     slow = BlockingEnv()
-    with serving_raw([slow, CountingEnv(50)]) as client:
+    with serving_raw([slow, CountingEnv(50)], overlap=True) as client:
         join = client.open()
         join.reset()
         sent = [join.send_step([1], lanes=[0]) for _ in range(5)]
@@ -81,7 +79,7 @@ def test_requests_of_one_lane_keep_their_order() -> None:
 def test_whole_vector_requests_are_barriers(kind: str) -> None:
     slow = BlockingEnv()
     fast = CountingEnv(50)
-    with serving_raw([slow, fast]) as client:
+    with serving_raw([slow, fast], overlap=True) as client:
         join = client.open()
         join.reset()
         requests = {
@@ -107,7 +105,7 @@ def test_whole_vector_requests_are_barriers(kind: str) -> None:
 
 def test_partial_reset_and_subset_step_are_in_flight_together() -> None:
     slow = BlockingEnv()
-    with serving_raw([slow, CountingEnv(50)]) as client:
+    with serving_raw([slow, CountingEnv(50)], overlap=True) as client:
         join = client.open()
         join.reset()
         join.send_step([1], lanes=[0])
@@ -120,7 +118,7 @@ def test_partial_reset_and_subset_step_are_in_flight_together() -> None:
 
 def test_a_step_behind_others_tells_how_long_it_waited() -> None:
     slow = BlockingEnv()
-    with serving_raw([slow, CountingEnv(50)]) as client:
+    with serving_raw([slow, CountingEnv(50)], overlap=True) as client:
         join = client.open()
         join.reset()
         first = join.send_step([1], lanes=[0])
@@ -134,7 +132,7 @@ def test_a_step_behind_others_tells_how_long_it_waited() -> None:
 
 
 def test_a_closing_error_ends_the_stream_also_with_lanes_about() -> None:
-    with serving_raw([CountingEnv(), CountingEnv()]) as client:
+    with serving_raw([CountingEnv(), CountingEnv()], overlap=True) as client:
         join = client.open()
         join.reset()
         join.step([1], lanes=[0])
@@ -181,7 +179,9 @@ def test_a_dedicated_thread_serves_lanes_in_turn() -> None:
 
 
 def test_many_lanes_in_flight() -> None:
-    with serving_raw([CountingEnv(50, base=100 * lane) for lane in range(64)]) as client:
+    with serving_raw(
+        [CountingEnv(50, base=100 * lane) for lane in range(64)], overlap=True
+    ) as client:
         join = client.open()
         join.reset()
         wanted = {join.send_step([1], lanes=[lane]): lane for lane in range(64) for _ in range(3)}
@@ -192,34 +192,8 @@ def test_many_lanes_in_flight() -> None:
         assert seen == {lane: [100.0 * lane + t for t in (1, 2, 3)] for lane in range(64)}
 
 
-def test_the_scheduler_waits_where_too_much_is_pending() -> None:
-    scheduler = LaneScheduler(1, max_pending=2)
-    gate = threading.Event()
-    done: list[int] = []
-
-    def wait(number: int) -> None:
-        gate.wait(10)
-        done.append(number)
-
-    for number in range(2):
-        scheduler.submit([0], partial(wait, number))
-    submitted = threading.Event()
-
-    def submit_one_more() -> None:
-        scheduler.submit([0], lambda: done.append(2))
-        submitted.set()
-
-    thread = threading.Thread(target=submit_one_more)
-    thread.start()
-    assert not submitted.wait(0.05)
-    gate.set()
-    thread.join(10)
-    scheduler.close()
-    assert done == [0, 1, 2]
-
-
 def test_slow_lanes_are_at_work_at_the_same_time() -> None:
-    calls = LaneCalls()
+    calls = LaneCalls(overlap=True)
     here = threading.get_ident()
 
     def quick(row: int, lane: int) -> tuple[int, int, int]:
@@ -239,7 +213,7 @@ def test_slow_lanes_are_at_work_at_the_same_time() -> None:
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_one_lane_failing_keeps_none_from_its_step(slow: bool) -> None:
-    calls = LaneCalls()
+    calls = LaneCalls(overlap=True)
     if slow:
         calls.run("step", [0], lambda _, __: time.sleep(0.01))
     seen: list[int] = []
@@ -264,7 +238,7 @@ def test_a_whole_step_of_slow_lanes_overlaps() -> None:
                 meeting.wait(10)
             return super().step(action)
 
-    with serving_raw([Meeting(50, seconds=0.005) for _ in range(4)]) as client:
+    with serving_raw([Meeting(50, seconds=0.005) for _ in range(4)], overlap=True) as client:
         join = client.open()
         join.reset()
         join.step([1] * 4)  # Now the server knows that they are slow.

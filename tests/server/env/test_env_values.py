@@ -14,8 +14,8 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 from rlmesh_gym._proto.spaces.v1 import value_pb2
+from rlmesh_gym.codec import encode_png
 from rlmesh_gym.rpc import assemble
-from rlmesh_gym.server.env.frames import encode_frame
 from rlmesh_gym.server.env.lane_vector import LaneVector
 from tests.env_wire import Code, RawClient, infos, pb, serving_raw
 from tests.fake_envs import (
@@ -424,20 +424,20 @@ RGBA = GENERATOR.integers(0, 256, (5, 7, 4), dtype=np.uint8)
     ],
 )
 def test_frames(frame: Any, expected: Any) -> None:
-    assert_array_equal(decoded(encode_frame(frame)), expected)
+    assert_array_equal(decoded(encode_png(frame)), expected)
 
 
 @pytest.mark.parametrize(
     "frame", [None, [], [RGB, RGB], (RGB,), np.zeros((2, 3, 4, 5)), 3, RGB[..., :2]]
 )
 def test_no_frames(frame: Any) -> None:
-    assert encode_frame(frame) is None
+    assert encode_png(frame) is None
 
 
 @pytest.mark.parametrize("frame", ["text", np.zeros((0, 4, 3)), np.array([["x", "y"]])])
 def test_what_is_no_image(frame: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="render returned"):
-        encode_frame(frame)
+        encode_png(frame)
 
 
 def render(client: RawClient, *lanes: int) -> pb.JoinRequest:

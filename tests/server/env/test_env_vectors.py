@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 from rlmesh_gym.codec import decode_meta_map
+from rlmesh_gym.codec.lane_infos import take_lanes
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
-from rlmesh_gym.server.env.vector_infos import rows_of
 from tests.env_wire import Code, infos, masks, pb, serving_raw
 from tests.fake_envs import CountingEnv
 
@@ -173,9 +175,42 @@ def test_frames_that_do_not_match_the_lanes() -> None:
             assert not response.render.HasField("frame")
 
 
+def test_a_picture_of_all_lanes_is_the_first_lanes() -> None:
+    env = Foreign()
+    env.frames = np.full((2, 4, 3), 7, np.uint8)  # Two rows of pixels, and no two lanes.
+    with serving_raw(env) as client:
+        join = client.open()
+        first, second = (
+            join.ask(pb.JoinRequest(render=pb.RenderRequest(env_indices=[lane]))).render
+            for lane in (0, 1)
+        )
+    assert first.HasField("frame")
+    assert not second.HasField("frame")
+
+
+class Ranged(CountingEnv):
+    def __init__(self, high: float) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, high, (1,), np.float32)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_bounds_of_each_lane_are_not_announced_as_the_first_lanes(kind: Any) -> None:
+    lanes = [partial(Ranged, 10), partial(Ranged, 99)]
+    options = {"context": "spawn"} if kind is AsyncVectorEnv else {}
+    envs = kind(lanes, observation_mode="different", **options)
+    with pytest.raises(ConfigurationError, match="observation spaces of their own"):
+        EnvServer(envs)
+    envs.close()
+    common = spaces.Box(0, 99, (1,), np.float32)
+    envs = kind(lanes, observation_mode=(batch_space(common, 2), common), **options)
+    with serving_raw(envs) as client:
+        assert client.contract.single_observation_space == common
+
+
 def test_the_rows_of_some_lanes() -> None:
     told = {"a": np.array([1, 2, 3]), "_a": [True, False, True], "deep": {"x": np.eye(3)}, "n": 4}
-    cut = rows_of(told, [2, 0], 3)
+    cut = take_lanes(told, [2, 0], 3)
     assert cut["a"].tolist() == [3, 1]
     assert cut["_a"] == [True, True]
     assert cut["deep"]["x"].tolist() == [[0, 0, 1], [1, 0, 0]]

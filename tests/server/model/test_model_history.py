@@ -318,10 +318,10 @@ def test_tracker_equals_a_naive_one(requests: list[Any]) -> None:
             for name in names:
                 naive.steps.pop(name, None)
         if naive.take(history, step, names):
-            tracker.commit(tracker.check(history, step, names))
+            tracker.commit(tracker.check([*history, (step, names)]))
         else:
             with pytest.raises(ModelError, match="expected") as caught:
-                tracker.check(history, step, names)
+                tracker.check([*history, (step, names)])
             assert caught.value.code == "INVALID_REQUEST"
             assert caught.value.is_recoverable
         assert len(tracker) == len(naive.steps)
@@ -330,15 +330,15 @@ def test_tracker_equals_a_naive_one(requests: list[Any]) -> None:
 def test_tracker_is_bounded() -> None:
     tracker = StepTracker(max_episodes=3)
     for index in range(10):
-        tracker.commit(tracker.check([], index, [f"e{index}"]))
+        tracker.commit(tracker.check([(index, [f"e{index}"])]))
     assert len(tracker) == 3
-    tracker.commit(tracker.check([], 8, ["e7"]))  # Known still, and now the youngest.
-    tracker.commit(tracker.check([], 0, ["new"]))
+    tracker.commit(tracker.check([(8, ["e7"])]))  # Known still, and now the youngest.
+    tracker.commit(tracker.check([(0, ["new"])]))
     with pytest.raises(ModelError, match="came after step 8"):
-        tracker.check([], 100, ["e7"])
-    tracker.check([], 100, ["e8"])  # Forgotten: it counts as new.
+        tracker.check([(100, ["e7"])])
+    tracker.check([(100, ["e8"])])  # Forgotten: it counts as new.
     wide = [f"w{index}" for index in range(8)]
-    tracker.commit(tracker.check([], 1, wide))
+    tracker.commit(tracker.check([(1, wide)]))
     assert len(tracker) == 8  # One request is never forgotten in part.
     with pytest.raises(ModelError, match="expected 2"):
-        tracker.check([], 5, ["w0"])
+        tracker.check([(5, ["w0"])])

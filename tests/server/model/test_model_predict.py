@@ -22,7 +22,7 @@ from rlmesh_gym.server import (
     PredictFrames,
     RouteNeeds,
 )
-from rlmesh_gym.server.model.codec import detached
+from rlmesh_gym.server.model.actions import detached
 from tests.catalogue import SPACE_IDS, SPACES
 from tests.model_client import (
     EchoHandler,

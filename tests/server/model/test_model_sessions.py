@@ -586,7 +586,7 @@ def test_a_close_that_comes_too_late_ends_all_the_same() -> None:
         stream = LiveStream(service)
         stream.send(resolve_request())
         stream.next()
-        assert service.close(TIMEOUT)  # The model thread has ended.
+        assert service.close(lambda: None, TIMEOUT)  # The model thread has ended.
         stream.send(predict_request({"a": 1}))
         assert stream.next().error.code == pb.MODEL_ERROR_CODE_CLOSED
         stream.send(request_of("close"))

@@ -1,0 +1,204 @@
+"""Arrays, numpy scalars, tuples and sets inside free-form dicts (capability ``rlmesh_gym.arrays``).
+
+A ``MetaMap`` has lists only. Between two ends of this package what it has no kind for goes as a map
+with the one reserved key ``rlmesh_gym.value``, whose value is
+
+* bytes for an array or a numpy scalar: ``a`` or ``s``, the dtype as numpy writes it (``<f4``), the
+  lengths of the axes, each after a space, a newline, and the memory in C order, little-endian;
+* a map with one entry, named after the type, for ``tuple``, ``set``, ``frozenset``, for ``objects``
+  (an array of Python objects: its items, and its ``shape``), and for a ``dict`` that itself has the
+  reserved key.
+
+Nothing of it ever goes to a peer that has not announced the capability.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import numpy as np
+
+from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
+from rlmesh_gym.errors import CodecError
+
+__all__ = ["RESERVED_KEY", "pack", "unpack"]
+
+RESERVED_KEY = "rlmesh_gym.value"
+
+_KINDS = "biufcSUmM"
+_HEADER = re.compile(
+    rb"(?P<form>[as])(?P<dtype>[<|](?:[biufc]\d{1,2}|[SU]\d{1,9}|[mM]8(?:\[\d*[A-Za-z]{1,2}\])?))"
+    rb"(?P<shape>(?: \d{1,18})*)"
+)
+_MAX_AXES = 32
+
+
+def pack(value: Any, depth: int = 0) -> Any:
+    """Replace what a ``MetaMap`` has no kind for; all else stays as it is.
+
+    Raises:
+        CodecError: Nesting too deep, as in a list that holds itself.
+    """
+    write = _PACKERS.get(type(value))
+    if write is None:
+        if type(value) in _PLAIN:
+            return value
+        write = _packer(value)
+    if depth > MAX_META_DEPTH:
+        raise CodecError(f"nested more than {MAX_META_DEPTH} levels deep")
+    return write(value, depth)
+
+
+def _pack_array(value: Any, depth: int) -> Any:
+    dtype: np.dtype[Any] = value.dtype
+    if dtype.kind == "O":
+        items = [pack(item, depth + 1) for item in value.ravel().tolist()]
+        return _marked("objects", {"items": items, "shape": list(value.shape)})
+    if dtype.kind == "f" and dtype.itemsize > 8:  # noqa: PLR2004 - no type that others have
+        dtype = np.dtype(np.float64)
+    if dtype.kind not in _KINDS or dtype.itemsize == 0:
+        return value
+    form = b"s" if isinstance(value, np.generic) else b"a"
+    plain = np.asarray(value).astype(dtype.newbyteorder("<"), copy=False)
+    header = form + plain.dtype.str.encode() + "".join(f" {n}" for n in plain.shape).encode()
+    return {RESERVED_KEY: b"%b\n%b" % (header, plain.tobytes())}
+
+
+def _pack_list(value: Any, depth: int) -> list[Any]:
+    return [pack(item, depth + 1) for item in value]
+
+
+def _pack_tuple(value: tuple[Any, ...], depth: int) -> Any:
+    return _marked("tuple", _pack_list(value, depth))
+
+
+def _pack_set(value: AbstractSet[Any], depth: int) -> Any:
+    # Sorted, so that the same set makes the same bytes in every process.
+    name = "frozenset" if isinstance(value, frozenset) else "set"
+    return _marked(name, _pack_list(sorted(value, key=repr), depth))
+
+
+def _pack_map(value: Mapping[Any, Any], depth: int) -> Any:
+    packed = {key: pack(item, depth + 1) for key, item in value.items()}
+    return _marked("dict", packed) if RESERVED_KEY in packed else packed
+
+
+def _pack_named_tuple(value: Any, depth: int) -> Any:
+    return _pack_map(dict(zip(value._fields, value, strict=True)), depth)
+
+
+def _pack_foreign_array(value: Any, depth: int) -> Any:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        return value  # A tensor on another device, say; its ``tolist`` still serves.
+    return value if array.dtype == object else _pack_array(array, depth)
+
+
+def _keep(value: Any, depth: int) -> Any:  # noqa: ARG001
+    return value
+
+
+def _marked(name: str, content: Any) -> dict[str, Any]:
+    return {RESERVED_KEY: {name: content}}
+
+
+_Packer = Callable[[Any, int], Any]
+
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+_PACKERS: dict[type, _Packer] = {
+    np.ndarray: _pack_array,
+    list: _pack_list,
+    tuple: _pack_tuple,
+    dict: _pack_map,
+    set: _pack_set,
+    frozenset: _pack_set,
+}
+"""The exact types of nearly all values."""
+
+
+_KINDS_OF: tuple[tuple[type | tuple[type, ...], _Packer], ...] = (
+    ((type, str, bytes), _keep),  # also numpy's own text
+    ((np.ndarray, np.generic), _pack_array),
+    (tuple, _pack_tuple),
+    (Mapping, _pack_map),
+    (AbstractSet, _pack_set),
+    (list, _pack_list),
+)
+
+
+def _packer(value: Any) -> _Packer:
+    """Find the packer of a value whose exact type is not in ``_PACKERS``."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _pack_named_tuple
+    for kinds, packer in _KINDS_OF:
+        if isinstance(value, kinds):
+            return packer
+    return _pack_foreign_array if callable(getattr(value, "__array__", None)) else _keep
+
+
+def unpack(value: Any) -> Any:
+    """Undo ``pack`` on what came; dicts, lists and arrays are fresh.
+
+    Raises:
+        CodecError: The reserved key holds something else.
+    """
+    if isinstance(value, dict):
+        if len(value) == 1 and RESERVED_KEY in value:
+            try:
+                return _unpack_marked(value[RESERVED_KEY])
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+                if isinstance(error, CodecError):
+                    raise
+                message = f"{RESERVED_KEY} holds nothing that this release knows: {error}"
+                raise CodecError(message) from error
+        return {key: unpack(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [unpack(item) for item in value]
+    return value
+
+
+def _unpack_marked(content: Any) -> Any:
+    if isinstance(content, bytes):
+        return _unpack_array(content)
+    ((name, value),) = content.items()
+    if name == "dict":
+        return {key: unpack(item) for key, item in value.items()}
+    if name == "objects":
+        items, shape = value["items"], value["shape"]
+        array = np.empty(len(items), dtype=object)
+        for index, item in enumerate(items):
+            array[index] = unpack(item)
+        return array.reshape(shape)
+    return _SEQUENCES[name](unpack(list(value)))
+
+
+_SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+}
+
+
+def _unpack_array(content: bytes) -> Any:
+    end = content.index(b"\n")
+    found = _HEADER.fullmatch(content, 0, end)
+    if found is None:
+        raise ValueError(content[: min(end, 80)])
+    shape = [int(length) for length in found["shape"].split()]
+    if len(shape) > _MAX_AXES:
+        raise ValueError(f"{len(shape)} axes")
+    dtype = np.dtype(found["dtype"].decode())
+    data = memoryview(content)[end + 1 :]
+    if dtype.kind == "b":
+        array = (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+    else:
+        if dtype.kind == "U" and np.frombuffer(data, "<u4").max(initial=0) > sys.maxunicode:
+            raise ValueError("not Unicode text")
+        # A copy: what comes is the user's to change, and aligned.
+        array = np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+    return array[()] if found["form"] == b"s" and not shape else array

@@ -1,0 +1,105 @@
+"""A model driven for N lanes on leaves: what a RemotePolicy and a run are built around."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlmesh_gym.codec import filler_action
+from rlmesh_gym.errors import Error
+from rlmesh_gym.policy.adapter import ModelAdapter
+from rlmesh_gym.policy.caller_warning import warn_caller
+from rlmesh_gym.policy.planning.ensemble import make_replay
+from rlmesh_gym.policy.planning.lane_planner import LanePlanner
+from rlmesh_gym.policy.stats import PolicyStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlmesh_gym.codec import EnvSpec, Leaves, SpaceCodec
+    from rlmesh_gym.policy.adapter import RowGrouping
+    from rlmesh_gym.policy.any_session import AnyModelSession
+    from rlmesh_gym.policy.episodes import Boundaries
+    from rlmesh_gym.policy.planning.ensemble import EnsembleRule
+    from rlmesh_gym.policy.planning.schedule import PlanSchedule
+
+__all__ = ["LanePolicy"]
+
+
+class LanePolicy:
+    """One model session, its adapter, and every lane's chunk.
+
+    Args:
+        session: Open session with the model.
+        env_id: Key of the adapter.
+        env_spec: Spaces and metadata of the env.
+        codecs: Codecs of one observation and of one action.
+        num_envs: Number of lanes.
+        schedule: Which lanes get a plan when.
+        ensemble: How overlapping predictions are combined.
+        grouping: How the rows of a plan are put into requests; None finds out.
+        warn: Takes what the user should know.
+
+    Attributes:
+        adapter: The model's side.
+        planner: The lanes' side.
+        stats: Counts and times.
+        filler: Leaves with one row, the action of lanes that are not running.
+    """
+
+    def __init__(
+        self,
+        session: AnyModelSession,
+        *,
+        env_id: str,
+        env_spec: EnvSpec,
+        codecs: tuple[SpaceCodec, SpaceCodec],
+        num_envs: int,
+        schedule: PlanSchedule,
+        ensemble: EnsembleRule = "newest",
+        grouping: RowGrouping | None = None,
+        warn: Callable[[str], None] = warn_caller,
+    ) -> None:
+        observation_codec, action_codec = codecs
+        self.stats = PolicyStats()
+        self.filler = filler_action(action_codec)
+        replay = make_replay(num_envs, schedule.horizon, self.filler, ensemble)
+        self.adapter = ModelAdapter(
+            session,
+            env_id=env_id,
+            env_spec=env_spec,
+            observation_codec=observation_codec,
+            action_codec=action_codec,
+            num_envs=num_envs,
+            horizon=schedule.horizon,
+            stats=self.stats,
+            grouping=grouping,
+            warn=warn,
+        )
+        self.planner = LanePlanner(self.adapter, replay, schedule, self.filler, self.stats)
+        self._is_torn = False  # A call was broken off halfway, as by Ctrl-C.
+
+    def act(self, observations: Leaves, look: Callable[[], Boundaries]) -> Leaves:
+        """Give every lane its action.
+
+        Args:
+            observations: Leaves of all lanes. Not kept, and not changed.
+            look: Says where the lanes' episodes begin and end; called once.
+
+        Returns:
+            Leaves of all lanes, fresh.
+
+        Raises:
+            RemoteError: A plan could not be had. The same call may be repeated.
+        """
+        was_torn, self._is_torn = self._is_torn, True
+        try:
+            bounds = look()
+            if was_torn:
+                self.planner.start_over(bounds)
+                was_torn = False
+            actions = self.planner.step(observations, bounds)
+        except Error:  # Nothing was taken; the same call can be repeated.
+            self._is_torn = was_torn
+            raise
+        self._is_torn = False
+        return actions

@@ -1,0 +1,111 @@
+"""What a server does with the calls that reach it, free of gRPC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
+from rlmesh_gym._proto.env.v1 import service_pb2 as env_service_pb2
+from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
+from rlmesh_gym._proto.model.v1 import service_pb2 as model_service_pb2
+from rlmesh_gym.errors import Error
+from rlmesh_gym.rpc.handshake import CLIENT_CAPABILITIES_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import grpc
+
+    from rlmesh_gym.rpc.host.link_serving import LinkContext
+
+__all__ = [
+    "EnvServiceCallbacks",
+    "JoinPeer",
+    "ModelServiceCallbacks",
+    "Refused",
+    "ServiceCallbacks",
+]
+
+
+class Refused(Error):  # noqa: N818 - it is an answer, seldom an error of this process
+    """Raised by a callback to end its call with a gRPC status.
+
+    Attributes:
+        status: Name of the status, such as ``"FAILED_PRECONDITION"``.
+    """
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class ServiceCallbacks:
+    """What a server of either kind does; the messages are those of its service.
+
+    All may run on several threads at once.
+
+    Attributes:
+        handshake: Answers a client's handshake, an env server with the contract.
+        join: Serves one session: takes the client's requests and yields answers, as messages or as
+            their bytes. The requests end when the client sends no more or is gone; where it is
+            gone while an answer is on its way, the iterator of answers is closed instead, so what
+            must be done belongs into a ``finally``. When the answers end, so does the stream, with
+            status OK.
+        shutdown: Decides on a client's wish to stop the server.
+    """
+
+    handshake: Callable[[Any], Any]
+    join: Callable[[Iterator[Any], JoinPeer], Iterable[Any]]
+    shutdown: Callable[[Any], Any]
+
+    kind: ClassVar[str]
+    service_name: ClassVar[str]
+    messages: ClassVar[Any]
+    join_request: ClassVar[Any]
+
+
+class EnvServiceCallbacks(ServiceCallbacks):
+    """What an env server does."""
+
+    kind = "env"
+    service_name = "rlmesh.env.v1.EnvService"
+    messages: ClassVar[Any] = env_service_pb2
+    join_request = env_pb2.JoinRequest
+
+
+class ModelServiceCallbacks(ServiceCallbacks):
+    """What a model server does."""
+
+    kind = "model"
+    service_name = "rlmesh.model.v1.ModelService"
+    messages: ClassVar[Any] = model_service_pb2
+    join_request = model_pb2.JoinRequest
+
+
+class JoinPeer:
+    """The client of one Join call, as a callback sees it.
+
+    Attributes:
+        name: The client's address as gRPC names it, for logs.
+        capabilities: What it uses of ours, by name.
+    """
+
+    def __init__(self, context: grpc.ServicerContext | LinkContext) -> None:
+        self.name: str = context.peer()
+        named = dict(context.invocation_metadata()).get(CLIENT_CAPABILITIES_KEY, "")
+        self.capabilities = frozenset(str(named).split(","))
+        self._context = context
+
+    def is_active(self) -> bool:
+        """Return whether the client is still there; true for a moment after it has gone."""
+        return bool(self._context.is_active())
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the call ends, however it ends; at once if it has ended.
+
+        It runs on one of gRPC's threads and must be quick.
+        """
+        if not self._context.add_callback(callback):
+            callback()

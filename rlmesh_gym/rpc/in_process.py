@@ -1,0 +1,153 @@
+"""The third way beside gRPC and the Unix-socket link: in process, with nothing serialised.
+
+A session of this kind does the work when it is asked, on the caller's thread. What it answers are
+plain objects with the fields of the wire's messages, and batches are handed over as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from rlmesh_gym.codec import LeavesValue
+from rlmesh_gym.rpc.config import Timeouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.errors import Error, RemoteError
+    from rlmesh_gym.rpc.client.pending import Pending
+
+__all__ = ["LOCAL", "AnyPending", "InProcessPending", "InProcessSession"]
+
+AnyPending: TypeAlias = "Pending[Any] | InProcessPending[Any]"
+"""An answer that is due, whatever way it comes."""
+
+M = TypeVar("M")
+
+LOCAL = "local"
+"""Stands for the address of something in this process."""
+
+
+class InProcessPending(Generic[M]):
+    """An answer that was there when the request returned; see :class:`~rlmesh_gym.rpc.Pending`.
+
+    Attributes:
+        elapsed_ns: Nanoseconds that the work took, all of them on the caller's thread.
+        response: Timings as an answer's envelope has them; None after a failure.
+    """
+
+    __slots__ = (
+        "_error",
+        "_value",
+        "context",
+        "elapsed_ns",
+        "endpoint",
+        "lanes",
+        "operation",
+        "response",
+    )
+
+    def __init__(
+        self,
+        operation: str,
+        value: M | None,
+        error: RemoteError | None,
+        *,
+        elapsed_ns: int,
+        lanes: Sequence[int] = (),
+    ) -> None:
+        self.endpoint = LOCAL
+        self.operation = operation
+        self.lanes = lanes
+        self.context: Any = None
+        self.elapsed_ns = elapsed_ns
+        self.response = None
+        if error is None:
+            self.response = SimpleNamespace(endpoint_total_ns=elapsed_ns, user_ns=elapsed_ns)
+        self._value = value
+        self._error = error
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self, timeout: float | None = None) -> M:
+        """Return the answer, or raise what the work failed with."""
+        del timeout
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def abandon(self, error: Error) -> bool:
+        """Return False: it has been answered."""
+        del error
+        return False
+
+
+class InProcessSession:
+    """What sessions with environments and models of this process have in common.
+
+    A call cannot be interrupted and knows no timeout; an interruption takes effect at the next one.
+
+    Attributes:
+        endpoint: :data:`LOCAL`.
+        capabilities: None are announced in one process.
+        timeouts: Not looked at.
+    """
+
+    is_streaming = True
+
+    def __init__(self) -> None:
+        self.endpoint = LOCAL
+        self.capabilities: dict[str, str] = {}
+        self.timeouts = Timeouts()
+        self.is_closed = False
+        self._interruption: Error | None = None
+
+    @staticmethod
+    def pack(codec: SpaceCodec, leaves: Leaves, num_rows: int) -> LeavesValue:
+        """Return a batch in the form in which this session's requests take it."""
+        del codec, num_rows
+        return LeavesValue(leaves)
+
+    def interrupt(self, error: Error) -> None:
+        """Fail all later requests with ``error``; safe from any thread."""
+        self._interruption = error
+
+    def resume(self) -> None:
+        """Take requests again after :meth:`interrupt`."""
+        self._interruption = None
+
+    def hang_up(self) -> None:
+        """Do nothing: there is no stream."""
+
+    def close(self, reason: str = "", **farewell: Any) -> None:
+        """Count as closed; what was served belongs to whoever made it."""
+        del reason, farewell
+        self.is_closed = True
+
+    def _do(
+        self,
+        operation: str,
+        work: Callable[[], M],
+        explain: Callable[[Exception], RemoteError],
+        lanes: Sequence[int] = (),
+    ) -> InProcessPending[M]:
+        """Do the work now; what it raises becomes a failed answer with that as its cause."""
+        if self._interruption is not None:
+            raise copy.copy(self._interruption)
+        begun = time.perf_counter_ns()
+        value: M | None = None
+        failure: RemoteError | None = None
+        try:
+            value = work()
+        except Exception as error:
+            failure = explain(error)
+            if failure is not error:
+                failure.__cause__ = error
+        elapsed = time.perf_counter_ns() - begun
+        return InProcessPending(operation, value, failure, elapsed_ns=elapsed, lanes=lanes)

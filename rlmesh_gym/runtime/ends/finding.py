@@ -1,0 +1,159 @@
+"""Whatever users have for an environment or a model, as an end of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
+from rlmesh_gym.env.drive.group import EndpointGroup
+from rlmesh_gym.env.open.sources import AddressSource, ConnectionOptions, GivenSession
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.model import ModelHandler
+from rlmesh_gym.policy import RemotePolicy
+from rlmesh_gym.rpc import Timeouts
+from rlmesh_gym.runtime.ends.policies import SessionPolicy, WholePolicy
+from rlmesh_gym.server.env.in_process import InProcessEnvSession
+from rlmesh_gym.server.env.served_lanes import ServedLanes
+from rlmesh_gym.server.env.served_vector import ServedVector
+from rlmesh_gym.server.model.in_process import InProcessModelSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlmesh_gym.env.open.sources import AnyEnvSession
+    from rlmesh_gym.rpc import TLSLike
+    from rlmesh_gym.runtime.ends.policies import RunPolicy
+    from rlmesh_gym.runtime.spec import RuntimeLimits
+
+__all__ = ["RunEnv", "find_envs", "find_policy"]
+
+_UNNAMED = "UnknownEnv-v1"
+
+
+@dataclass(frozen=True)
+class RunEnv:
+    """One env of a run.
+
+    Attributes:
+        endpoints: Addresses, as far as they are known before it is open.
+        open: Connects, if that is still to be done, and returns the lane engine.
+        is_owner: The run closes what it opened.
+    """
+
+    endpoints: tuple[str, ...]
+    open: Callable[[RuntimeLimits], EndpointGroup]
+    is_owner: bool = False
+
+
+def find_envs(env: Any, *, token: str | None = None, tls: TLSLike = None) -> tuple[RunEnv, ...]:
+    """Return the envs of a run for one env, or for a list or tuple of them.
+
+    Raises:
+        ConfigurationError: One of them is nothing that a run takes, or is there twice.
+    """
+    several = env if isinstance(env, (list, tuple)) else [env]
+    objects = [one for one in several if not isinstance(one, str)]
+    if len({id(one) for one in objects}) < len(objects):
+        message = "the same env object stands in the list twice; its lanes can be played only once"
+        raise ConfigurationError(message)
+    return tuple(_find_env(one, token, tls) for one in several)
+
+
+def _find_env(env: Any, token: str | None, tls: TLSLike) -> RunEnv:
+    if isinstance(env, RunEnv):
+        return env
+    if isinstance(env, str):
+        return RunEnv((env,), lambda limits: _connect(env, token, tls, limits), is_owner=True)
+    if isinstance(env, (RemoteVectorEnv, RemoteEnv)):
+        group = env.lane_engine
+        addresses = tuple(endpoint.address for endpoint in group.endpoints)
+        return RunEnv(addresses, lambda _: group)
+    if isinstance(env, (VectorEnv, gymnasium.Env)):
+        return _over_session(InProcessEnvSession(_served(env)))
+    if _has_methods(env, "reset", "step", "render") and hasattr(env, "endpoint"):
+        return _over_session(env)
+    message = (
+        "env must be an address, several addresses, a VectorEnv or an Env, got "
+        f"{type(env).__name__}"
+    )
+    raise ConfigurationError(message)
+
+
+def _connect(address: str, token: str | None, tls: TLSLike, limits: RuntimeLimits) -> EndpointGroup:
+    timeouts = Timeouts(
+        reset=limits.env_reset_timeout,
+        step=limits.env_step_timeout,
+        close=limits.close_timeout,
+    )
+    options = ConnectionOptions.from_values(token, tls, timeouts)
+    source = AddressSource(address, options)
+    session = source.open()
+    return EndpointGroup(
+        [source], [session], autoreset_mode=session.contract.autoreset_mode, timeouts=timeouts
+    )
+
+
+def _over_session(session: AnyEnvSession) -> RunEnv:
+    def open_group(limits: RuntimeLimits) -> EndpointGroup:
+        del limits
+        mode = session.contract.autoreset_mode
+        return EndpointGroup(
+            [GivenSession(session)], [session], autoreset_mode=mode, timeouts=session.timeouts
+        )
+
+    addresses = getattr(session, "lane_addresses", (session.endpoint,))
+    return RunEnv(tuple(dict.fromkeys(addresses)), open_group)
+
+
+def _served(env: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> ServedLanes | ServedVector:
+    """Return an env of this process as a server drives it, stepped just as it is."""
+    if isinstance(env, gymnasium.Env):
+        return ServedLanes([env], _name(env))
+    served = ServedVector(env, _name(env), in_process=True)
+    if served.contract.autoreset_mode is AutoresetMode.DISABLED:
+        served.has_partial_reset = True  # There is no other way to reset a lane.
+    return served
+
+
+def _name(env: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> str:
+    base = env.unwrapped
+    contract = getattr(base, "contract", None)
+    if contract is not None:
+        # What runs elsewhere, in place of the id that stands for all remote environments.
+        return str(contract.env_id)
+    # A vector that was built from functions has no spec; its environments have.
+    inner = getattr(base, "envs", ()) if isinstance(base, VectorEnv) else ()
+    specs = (getattr(one, "spec", None) for one in (env, *inner[:1]))
+    return next((spec.id for spec in specs if spec is not None), _UNNAMED)
+
+
+def find_policy(policy: Any, *, token: str | None = None, tls: TLSLike = None) -> RunPolicy:
+    """Return the policy of a run.
+
+    Raises:
+        ConfigurationError: It is nothing that a run takes.
+    """
+    if isinstance(policy, str):
+        return SessionPolicy(address=policy, token=token, tls=tls)
+    if isinstance(policy, RemotePolicy):
+        return WholePolicy(policy)
+    if _has_methods(policy, "open", "set_up", "act"):
+        end: RunPolicy = policy
+        return end
+    if _has_methods(policy, "resolve_adapter", "predict", "reset_adapter", "close"):
+        return SessionPolicy(policy)
+    if isinstance(policy, ModelHandler) or callable(policy):
+        return SessionPolicy(InProcessModelSession(policy))
+    message = (
+        "policy must be an address, a RemotePolicy, a ModelHandler or a function, got "
+        f"{type(policy).__name__}"
+    )
+    raise ConfigurationError(message)
+
+
+def _has_methods(candidate: Any, *names: str) -> bool:
+    return all(callable(getattr(type(candidate), name, None)) for name in names)

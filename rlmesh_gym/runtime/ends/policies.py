@@ -1,0 +1,263 @@
+"""The policy of a run: a model session driven for the run's lanes, or a RemotePolicy as it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.codec import EnvSpec, split_metadata
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.policy import RemotePolicy
+from rlmesh_gym.policy.adapter import RowGrouping
+from rlmesh_gym.policy.lane_policy import LanePolicy
+from rlmesh_gym.policy.planning.schedule import PlanSchedule
+from rlmesh_gym.rpc import LOCAL, ModelSession, Timeouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlmesh_gym.codec import EnvContract, Leaves, SpaceCodec
+    from rlmesh_gym.policy.any_session import AnyModelSession
+    from rlmesh_gym.policy.episodes import Boundaries
+    from rlmesh_gym.rpc import TLSLike
+    from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
+
+__all__ = ["PolicySetup", "RunPolicy", "SessionPolicy", "WholePolicy"]
+
+_GROUPINGS = {"auto": None, "together": RowGrouping.TOGETHER, "apart": RowGrouping.APART}
+
+
+@dataclass(frozen=True)
+class PolicySetup:
+    """What a policy is told of the run that it plays in.
+
+    Attributes:
+        spec: The run, validated.
+        run_id: Name of the run.
+        contract: What the first env endpoint serves.
+        codecs: Codecs of one observation and of one action.
+        num_lanes: Lanes of the run.
+        warn: Takes what the user should know.
+    """
+
+    spec: RuntimeSessionSpec
+    run_id: str
+    contract: EnvContract
+    codecs: tuple[SpaceCodec, SpaceCodec]
+    num_lanes: int
+    warn: Callable[[str], None]
+
+
+class RunPolicy(ABC):
+    """The policy's end of a run.
+
+    Attributes:
+        endpoint: Its address, ``"local"`` in this process.
+        lanes: What asks the model and replays chunks; valid once set up.
+    """
+
+    endpoint: str
+    lanes: LanePolicy
+
+    @property
+    def horizon(self) -> int | None:
+        """Horizon that the policy brings along; None where the run's counts."""
+        return None
+
+    @abstractmethod
+    def open(self, limits: RuntimeLimits) -> AnyModelSession:
+        """Connect, if that is still to be done, and return the session."""
+
+    @abstractmethod
+    def set_up(self, setup: PolicySetup) -> None:
+        """Set the model up for the run.
+
+        Raises:
+            ConfigurationError: The policy does not go with the run.
+            RemoteError: The model refuses, or cannot be reached.
+        """
+
+    def act(self, observations: Leaves, bounds: Boundaries) -> Leaves:
+        """Return the actions of all lanes; see ``LanePolicy.act``."""
+        return self.lanes.act(observations, lambda: bounds)
+
+    @abstractmethod
+    def release(self, reason: str, timeout: float) -> None:
+        """Let the model drop the run's environment."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the run opened; never raises."""
+
+
+class SessionPolicy(RunPolicy):
+    """A model behind a session: at an address, open already, or in this process.
+
+    Args:
+        session: The session, if there is one; it stays open. Else one is opened, and closed.
+        address: Where to open one.
+        token: What the endpoint asks for, else ``RLMESH_GYM_TOKEN``.
+        tls: How to encrypt.
+    """
+
+    def __init__(
+        self,
+        session: AnyModelSession | None = None,
+        *,
+        address: str = "",
+        token: str | None = None,
+        tls: TLSLike = None,
+    ) -> None:
+        self.endpoint = address if session is None else session.endpoint
+        self._given = session
+        self._address = address
+        self._token = token
+        self._tls = tls
+        self._session: AnyModelSession | None = session
+
+    def open(self, limits: RuntimeLimits) -> AnyModelSession:
+        """Open a session, unless one was given."""
+        if self._given is not None:
+            return self._given
+        timeouts = Timeouts(
+            predict=limits.model_predict_timeout,
+            resolve=limits.model_resolve_timeout,
+            close=limits.close_timeout,
+        )
+        session = ModelSession.open(
+            self._address, token=self._token, tls=self._tls, timeouts=timeouts
+        )
+        self.endpoint = session.endpoint
+        self._session = session
+        return session
+
+    def set_up(self, setup: PolicySetup) -> None:
+        """Resolve an adapter of the run's own."""
+        session = self._session
+        if session is None:
+            raise ConfigurationError(f"{self.endpoint}: the model is not connected")
+        spec, contract = setup.spec, setup.contract
+        if self._given is None:
+            # Unique, since a server may drop all adapters of a session together.
+            session.session_id = f"{spec.session_id}/{setup.run_id}"
+        metadata = contract.metadata
+        if self.endpoint != LOCAL:
+            metadata, left_out = split_metadata(metadata)
+            for key, reason in left_out.items():
+                setup.warn(f"metadata[{key!r}] of the env is not told to the model: {reason}")
+        self.lanes = LanePolicy(
+            session,
+            # New in every run: releasing it must not take another client's adapter away.
+            env_id=setup.run_id,
+            env_spec=EnvSpec(
+                contract.env_id,
+                contract.single_observation_space,
+                contract.single_action_space,
+                dict(metadata),
+            ),
+            codecs=setup.codecs,
+            num_envs=setup.num_lanes,
+            schedule=PlanSchedule(spec.execution_horizon),
+            grouping=_GROUPINGS[spec.predict_rows],
+            warn=setup.warn,
+        )
+        self.lanes.adapter.resolve()
+
+    def release(self, reason: str, timeout: float) -> None:
+        """Release the adapter."""
+        self.lanes.adapter.release(reason, timeout)
+
+    def close(self) -> None:
+        """Close the session if it was opened here; bounded by its own close timeout."""
+        if self._given is None and self._session is not None:
+            self._session.close("the run is over")
+            self._session = None
+
+
+class WholePolicy(RunPolicy):
+    """A :class:`~rlmesh_gym.RemotePolicy`, played exactly as a loop of the user's own would.
+
+    Its schedule, its ensemble, its connection and its timeouts count, and a subclass's ``predict``
+    is called. Only where episodes begin and end is told by the run.
+
+    Args:
+        policy: The policy; it stays open.
+    """
+
+    def __init__(self, policy: RemotePolicy) -> None:
+        self.endpoint = policy.endpoint
+        self.policy = policy
+        self.lanes = policy.lane_policy
+        self._overrides = type(policy).predict is not RemotePolicy.predict
+        self._bounds: Boundaries | None = None
+
+    @property
+    def horizon(self) -> int:
+        """The policy's own."""
+        return self.policy.execution_horizon
+
+    def open(self, limits: RuntimeLimits) -> AnyModelSession:
+        """Return the policy's session."""
+        del limits
+        return self.lanes.adapter.session
+
+    def set_up(self, setup: PolicySetup) -> None:
+        """Check that the policy was made for such a run, and take over its episodes."""
+        policy, spec, contract = self.policy, setup.spec, setup.contract
+        if policy.closed:
+            raise ConfigurationError(f"{self.endpoint}: the policy was closed")
+        asked = {
+            "num_envs": (policy.num_envs, setup.num_lanes),
+            "execution_horizon": (policy.execution_horizon, spec.execution_horizon),
+            "single_observation_space": (
+                policy.single_observation_space,
+                contract.single_observation_space,
+            ),
+            "single_action_space": (policy.single_action_space, contract.single_action_space),
+        }
+        for name, (own, needed) in asked.items():
+            if own != needed:
+                raise ConfigurationError(
+                    f"{self.endpoint}: the policy has {name}={own}, and the run needs {needed}; "
+                    "make the policy with envs= or these values, or give the model's address"
+                )
+        if spec.predict_rows != "auto":
+            raise ConfigurationError(
+                f"{self.endpoint}: predict_rows={spec.predict_rows!r} goes with a model's address; "
+                "a RemotePolicy finds out by itself how its rows go out"
+            )
+        policy.lend(self)
+        self.lanes.adapter.resolve()
+
+    def act(self, observations: Leaves, bounds: Boundaries) -> Leaves:
+        """Return the actions of all lanes, through ``predict`` where a subclass has its own."""
+        if not self._overrides:
+            return super().act(observations, bounds)
+        self._bounds = bounds
+        observation_codec, action_codec = self.policy.codecs
+        count = self.policy.num_envs
+        batch = observation_codec.unflatten([leaf.copy() for leaf in observations], count)
+        actions, _ = self.policy.predict(batch)
+        return action_codec.flatten(actions, count)
+
+    def look(self, episode_start: Any) -> Boundaries:
+        """Say where the lanes' episodes begin and end; called by the policy's own ``predict``."""
+        del episode_start
+        if self._bounds is None:
+            raise ConfigurationError("predict: the policy plays in a run now, and only there")
+        return self._bounds
+
+    def restart(self, lanes: Any) -> None:
+        """Leave episodes as they are: the run knows when one begins."""
+
+    def observe_step(self, terminations: Any, truncations: Any) -> None:
+        """Leave episodes as they are: the run knows when one ends."""
+
+    def release(self, reason: str, timeout: float) -> None:
+        """Give the policy back; its adapter stays."""
+        del reason, timeout
+        self.policy.take_back(self)
+
+    def close(self) -> None:
+        """Leave the policy open: it belongs to whoever made it."""

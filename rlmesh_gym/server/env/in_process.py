@@ -1,0 +1,127 @@
+"""An environment of this process as an endpoint without a wire."""
+
+from __future__ import annotations
+
+import traceback
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.codec import LeavesValue, as_frame
+from rlmesh_gym.errors import EnvError
+from rlmesh_gym.rpc import InProcessSession
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rlmesh_gym.rpc import InProcessPending
+    from rlmesh_gym.server.env.served_env import Outcome, ServedEnv
+
+__all__ = ["InProcessEnvSession"]
+
+
+class InProcessEnvSession(InProcessSession):
+    """A session with an environment of this process; what :class:`~rlmesh_gym.rpc.EnvSession` is.
+
+    Args:
+        served: The environment as a server drives it. It stays open when the session is closed.
+
+    Attributes:
+        contract: What it serves.
+        has_lane_operations: Whether ``step`` and ``reset`` may name lanes.
+        has_partial_reset: Whether ``reset`` may name lanes.
+        takes_lane_seeds: Whether a whole ``reset`` takes one seed per lane.
+        lane_addresses: Address of each lane: those of a remote vector env under wrappers.
+        remote_endpoints: The endpoints of such a vector env.
+    """
+
+    has_arrays = True
+
+    def __init__(self, served: ServedEnv) -> None:
+        super().__init__()
+        self.served = served
+        self.contract = served.contract
+        self.takes_lane_seeds = served.takes_lane_seeds
+        engine = getattr(served.base, "lane_engine", None)
+        self.remote_endpoints: Sequence[Any] = () if engine is None else engine.endpoints
+        self.lane_addresses = [
+            endpoint.address for endpoint in self.remote_endpoints for _ in endpoint.lanes
+        ] or [self.endpoint] * served.num_envs
+        self.has_lane_operations = served.has_lane_operations
+        self.has_partial_reset = served.has_partial_reset
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.contract.env_id}>"
+
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, Any] | None = None,
+        env_indices: Sequence[int] = (),
+        episode_ids: Sequence[str] = (),
+    ) -> InProcessPending[Any]:
+        """Reset all lanes, or those in ``env_indices``; see ``EnvSession.reset``."""
+        del episode_ids
+        lanes = list(env_indices) or None
+        given = None if options is None else dict(options)
+
+        def work() -> Any:
+            return self._answer(self.served.reset(lanes, list(seeds), given))
+
+        return self._do("reset", work, _failed("reset", env_indices), env_indices)
+
+    def step(
+        self,
+        action: LeavesValue,
+        *,
+        env_indices: Sequence[int] = (),
+        episode_ids: Sequence[str] = (),
+    ) -> InProcessPending[Any]:
+        """Step all lanes, or those in ``env_indices``; see ``EnvSession.step``."""
+        del episode_ids
+        lanes = list(env_indices) or None
+
+        def work() -> Any:
+            return self._answer(self.served.step(lanes, action.leaves))
+
+        return self._do("step", work, _failed("step", env_indices), env_indices)
+
+    def render(self, env_indices: Sequence[int] = ()) -> InProcessPending[Any]:
+        """Return the frame of one lane, not encoded; see ``EnvSession.render``."""
+        lane = env_indices[0] if env_indices else 0
+        return self._do(
+            "render",
+            lambda: as_frame(self.served.render(lane)),
+            _failed("render", env_indices),
+            env_indices,
+        )
+
+    def _answer(self, outcome: Outcome) -> SimpleNamespace:
+        """Return the outcome with the fields of a reset's or step's answer."""
+        leaves = outcome.observation
+        if not self.served.gives_fresh_arrays:
+            # Whoever does not promise copies may write its next observation over this one.
+            leaves = [leaf.copy() for leaf in leaves]
+        return SimpleNamespace(
+            observation=LeavesValue(leaves),
+            rewards=outcome.rewards,
+            terminated_mask=outcome.terminated,
+            truncated_mask=outcome.truncated,
+            env_indices=(),
+            infos=outcome.infos,
+        )
+
+
+def _failed(operation: str, lanes: Sequence[int]) -> Any:
+    def explain(error: Exception) -> EnvError:
+        return EnvError(
+            f"{operation} failed: {type(error).__name__}: {error}",
+            endpoint="local",
+            operation=operation,
+            code="INTERNAL",
+            is_recoverable=False,
+            debug_info="".join(traceback.format_exception(error)),
+            lanes=tuple(lanes),
+        )
+
+    return explain

@@ -1,0 +1,266 @@
+"""The core of a model server without a wire: what a handler is given, and what it may return.
+
+Knows routes, arrays and handlers; no messages, streams or threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlmesh_gym.errors import CodecError, ModelError
+from rlmesh_gym.model import HistoryFrame, ModelObservation, PredictFrames, RouteNeeds
+from rlmesh_gym.server.model.actions import read_batch
+from rlmesh_gym.server.model.faults import invalid, model_raised, unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.model import ResolveOptions
+    from rlmesh_gym.server.model.routes import Route
+
+__all__ = [
+    "check_episodes",
+    "check_needs",
+    "make_history_frame",
+    "make_observation",
+    "prediction_failed",
+    "read_frames",
+]
+
+_MAX_SIGNATURE_LEAVES = 16
+
+
+def check_needs(needs: object, options: ResolveOptions, env_id: str) -> RouteNeeds:
+    """Check what a route's set-up answered, and that the client can live with it.
+
+    Args:
+        needs: The answer; None for nothing.
+        options: What the client asked for.
+        env_id: Its environment.
+
+    Raises:
+        ModelError: INTERNAL: no answer that a set-up may give. INVALID_REQUEST: a horizon longer
+            than the chunk. UNSUPPORTED: history that the client does not deliver.
+    """
+    if needs is None:
+        return RouteNeeds()
+    if not isinstance(needs, RouteNeeds):
+        message = f"the route's set-up returned {type(needs).__name__}, expected RouteNeeds or None"
+        raise model_raised(TypeError(message), "resolve_adapter", env_id=env_id)
+    native = needs.native_chunk
+    if native is not None:
+        if native < 1:
+            message = f"native_chunk is {native}, expected at least 1"
+            raise model_raised(ValueError(message), "resolve_adapter", env_id=env_id)
+        if options.execution_horizon > native:
+            message = (
+                f"resolve_adapter: execution_horizon {options.execution_horizon} is longer than "
+                f"the model's chunk of {native} frames; ask for at most {native}"
+            )
+            raise invalid(message, env_id=env_id)
+    if needs.history is not None and options.execution_horizon > 1 and not options.delivers_history:
+        message = (
+            "resolve_adapter: the model looks at the observations of replayed steps, which the "
+            "client does not deliver; set delivers_history, or ask for execution_horizon 1"
+        )
+        raise unsupported(message, env_id=env_id)
+    return needs
+
+
+def make_observation(
+    route: Route,
+    leaves: Leaves,
+    episode_ids: Sequence[str],
+    seeds: Sequence[int | None],
+    *,
+    history: Sequence[HistoryFrame] = (),
+    step: int | None = None,
+    staged: dict[str, int] | None = None,
+) -> ModelObservation:
+    """Make what the handler is given, once it is checked.
+
+    ``route.deliver`` takes the steps for delivered, when the handler has answered.
+
+    Args:
+        route: The environment.
+        leaves: Observation, one row per episode; the handler gets these very arrays.
+        episode_ids: Episode of each row.
+        seeds: Seed of each row's episode, None where it is not known.
+        history: Steps replayed since the last prediction; see :func:`make_history_frame`.
+        step: The session's step count; needed where the route follows steps.
+        staged: Steps of requests that go to the handler together with this one; updated.
+
+    Raises:
+        ModelError: INVALID_REQUEST, recoverable: rows, ids, values or steps that do not fit.
+    """
+    ids = tuple(episode_ids)
+    codec = _observation_codec(route)
+    batch = _checked(route, codec, leaves, ids, "predict")
+    if history and not route.wants_history:
+        message = "predict: history rows on a route that did not ask for them"
+        raise invalid(message, env_id=route.env_id, episode_ids=ids)
+    observation = ModelObservation(
+        env_id=route.env_id,
+        observation=batch,
+        episode_ids=ids,
+        seeds=tuple(seeds),
+        execution_horizon=route.model_route.options.execution_horizon,
+        history=tuple(history),
+        step=step,
+        route=route.model_route,
+    )
+    route.check_steps(observation, staged)
+    return observation
+
+
+def make_history_frame(
+    route: Route,
+    step: int,
+    leaves: Leaves,
+    episode_ids: Sequence[str],
+    seeds: Sequence[int | None],
+) -> HistoryFrame:
+    """Make one replayed step's observations, once they are checked.
+
+    Raises:
+        ModelError: INVALID_REQUEST, recoverable: rows, ids or values that do not fit.
+    """
+    ids = tuple(episode_ids)
+    what = f"predict: history row of step {step}"
+    batch = _checked(route, _observation_codec(route), leaves, ids, what)
+    return HistoryFrame(step, batch, ids, tuple(seeds))
+
+
+def check_episodes(episode_ids: Sequence[str], env_id: str, what: str) -> None:
+    """Check that every row names an episode of its own.
+
+    Raises:
+        ModelError: INVALID_REQUEST, recoverable.
+    """
+    if not episode_ids:
+        message = f"{what}: episode_info is empty; it names the episode of every row"
+        raise invalid(message, env_id=env_id)
+    if not all(episode_ids):
+        message = f"{what}: row {episode_ids.index('')} has an empty episode id"
+        raise invalid(message, env_id=env_id, episode_ids=episode_ids)
+    if len(set(episode_ids)) != len(episode_ids):
+        twice = next(name for name in episode_ids if episode_ids.count(name) > 1)
+        message = f"{what}: episode {twice!r} has more than one row; an episode is one lane's"
+        raise invalid(message, env_id=env_id, episode_ids=episode_ids)
+
+
+def read_frames(route: Route, observation: ModelObservation, frames: Any) -> list[Leaves]:
+    """Check what the handler returned and flatten it, at most as many frames as the horizon.
+
+    Args:
+        route: The environment.
+        observation: The request.
+        frames: :class:`~rlmesh_gym.model.PredictFrames`, or one batch.
+
+    Returns:
+        Leaves of the action space per frame, ``observation.num_envs`` rows each. They may share
+        memory with what the handler returned.
+
+    Raises:
+        ModelError: INTERNAL, recoverable: the answer does not fit the action space, the number of
+            rows, or the route's own declaration; or it cannot be read.
+    """
+    if not isinstance(frames, PredictFrames):
+        frames = PredictFrames(frames)
+    try:
+        _check_chunk(route, observation, frames)
+        batches = (frames.actions, *frames.replay[: observation.execution_horizon - 1])
+        return [_read(route, index, batch, observation) for index, batch in enumerate(batches)]
+    except ModelError:
+        raise
+    except Exception as error:
+        # A batch whose own methods fail, such as a lazy array that cannot be converted.
+        raise prediction_failed(error, route, observation) from error
+
+
+def prediction_failed(
+    error: BaseException, route: Route, observation: ModelObservation
+) -> ModelError:
+    """Turn what a handler raised into an error that names it and its input."""
+    codec = route.observation_codec
+    return model_raised(
+        error,
+        "predict",
+        env_id=route.env_id,
+        episode_ids=observation.episode_ids,
+        signature="" if codec is None else _signature(codec, observation),
+    )
+
+
+def _check_chunk(route: Route, observation: ModelObservation, frames: PredictFrames) -> None:
+    horizon = observation.execution_horizon
+    native = route.model_route.needs.native_chunk
+    if horizon > 1 and native is not None and frames.num_frames < horizon:
+        message = (
+            f"the model returned {frames.num_frames} frames, expected at least {horizon} "
+            f"since its route declares chunks of {native}"
+        )
+        raise _bad_answer(message, observation)
+
+
+def _observation_codec(route: Route) -> SpaceCodec:
+    if route.observation_codec is None:
+        message = "predict: the env was resolved without an observation space"
+        raise invalid(message, env_id=route.env_id)
+    return route.observation_codec
+
+
+def _checked(
+    route: Route, codec: SpaceCodec, leaves: Leaves, episode_ids: tuple[str, ...], what: str
+) -> Any:
+    """Return the leaves in vector form."""
+    check_episodes(episode_ids, route.env_id, what)
+    try:
+        batch = codec.unflatten(leaves, len(episode_ids))
+    except CodecError as error:
+        message = f"{what}: {len(episode_ids)} rows do not fit the observation space: {error}"
+        raise invalid(message, env_id=route.env_id, episode_ids=episode_ids) from error
+    for row, path, detail in codec.out_of_domain(leaves):
+        message = f"{what}: observation row {row}, episode {episode_ids[row]!r}: {path}: {detail}"
+        raise invalid(message, env_id=route.env_id, episode_ids=episode_ids)
+    return batch
+
+
+def _read(route: Route, index: int, batch: Any, observation: ModelObservation) -> Leaves:
+    what = f"action frame {index}"
+    try:
+        leaves = read_batch(route.action_codec, batch, observation.num_envs)
+    except CodecError as error:
+        raise _bad_answer(f"{what}: {error}", observation) from error
+    for row, path, detail in route.action_codec.out_of_domain(leaves):
+        message = f"{what}, row {row} (episode {observation.episode_ids[row]}): {path}: {detail}"
+        raise _bad_answer(message, observation)
+    return leaves
+
+
+def _bad_answer(message: str, observation: ModelObservation) -> ModelError:
+    return ModelError(
+        f"predict: {message} (env {observation.env_id!r}, {observation.num_envs} rows)",
+        operation="predict",
+        code="INTERNAL",
+        is_recoverable=True,
+        env_id=observation.env_id,
+        episode_ids=observation.episode_ids,
+    )
+
+
+def _signature(codec: SpaceCodec, observation: ModelObservation) -> str:
+    """Describe a batch by shape and dtype, as in ``{observation.image: uint8 (2, 84, 84, 3)}``."""
+    try:
+        leaves = codec.flatten(observation.observation, observation.num_envs)
+    except CodecError:  # The handler has changed it.
+        return ""
+    parts = [
+        f"{path}: {'str' if leaf.dtype == object else leaf.dtype} {leaf.shape}"
+        for path, leaf in zip(codec.paths[:_MAX_SIGNATURE_LEAVES], leaves, strict=False)
+    ]
+    if len(leaves) > _MAX_SIGNATURE_LEAVES:
+        parts.append("…")
+    return "{" + ", ".join(parts) + "}"

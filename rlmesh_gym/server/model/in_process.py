@@ -1,0 +1,173 @@
+"""A model of this process as an endpoint without a wire."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_gym.codec import EnvSpec, LeavesValue
+from rlmesh_gym.errors import ModelError
+from rlmesh_gym.model import (
+    CallableHandler,
+    ModelHandler,
+    ModelRoute,
+    ResolveOptions,
+    predict_frames,
+)
+from rlmesh_gym.rpc import InProcessSession
+from rlmesh_gym.server.model.answers import (
+    check_needs,
+    make_history_frame,
+    make_observation,
+    prediction_failed,
+    read_frames,
+)
+from rlmesh_gym.server.model.faults import model_raised, not_configured
+from rlmesh_gym.server.model.routes import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rlmesh_gym.rpc import HistoryRows, InProcessPending
+
+__all__ = ["InProcessModelSession"]
+
+_logger = logging.getLogger(__name__)
+
+
+class InProcessModelSession(InProcessSession):
+    """A session with a handler or function here; what :class:`~rlmesh_gym.rpc.ModelSession` is.
+
+    Args:
+        model: A :class:`~rlmesh_gym.ModelHandler`, or a function from batched observations to
+            batched actions, both in Gymnasium's vector form. It stays open when the session is
+            closed.
+    """
+
+    takes_history = True
+
+    def __init__(self, model: ModelHandler | Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.session_id = ""
+        self.handler = model if isinstance(model, ModelHandler) else CallableHandler(model)
+        self._setup = self.handler.route_setup()
+        self._routes: dict[str, Route] = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.handler!r}>"
+
+    def resolve_adapter(
+        self,
+        env_id: str,
+        env_spec: EnvSpec,
+        *,
+        execution_horizon: int = 1,
+        delivers_history: bool = False,
+    ) -> InProcessPending[Any]:
+        """Set the model up for an environment; see ``ModelSession.resolve_adapter``."""
+        options = ResolveOptions(execution_horizon, delivers_history)
+
+        def work() -> Any:
+            found = None
+            if self._setup is not None:
+                found = self._setup.resolve_adapter(env_id, env_spec, options)
+            needs = check_needs(found, options, env_id)
+            route = ModelRoute(env_id, env_spec, options, needs)
+            self._routes[env_id] = Route(route, owner=self, stream_over=threading.Event())
+            return needs
+
+        return self._do("resolve_adapter", work, _raised("resolve_adapter", env_id))
+
+    def predict(
+        self,
+        env_id: str,
+        observation: LeavesValue,
+        episodes: Sequence[tuple[str, int | None]],
+        *,
+        history: Sequence[HistoryRows] = (),
+        step: int | None = None,
+    ) -> InProcessPending[Any]:
+        """Call the handler; see ``ModelSession.predict``."""
+        ids = tuple([episode_id for episode_id, _ in episodes])
+
+        def work() -> Any:
+            route = self._routes.get(env_id)
+            if route is None:
+                raise not_configured(env_id)
+            codec = route.observation_codec
+            frames = [
+                make_history_frame(
+                    route,
+                    rows.step,
+                    codec.decode(rows.observation, len(rows.episodes)) if codec else [],
+                    [episode_id for episode_id, _ in rows.episodes],
+                    [seed for _, seed in rows.episodes],
+                )
+                for rows in history
+            ]
+            request = make_observation(
+                route,
+                # Copies, since the arrays that a handler gets are its own.
+                codec.decode(observation, len(ids)) if codec else [],
+                ids,
+                [seed for _, seed in episodes],
+                history=frames,
+                step=step,
+            )
+            try:
+                result = predict_frames(self.handler, request)
+            except ModelError:
+                raise
+            except Exception as error:
+                raise prediction_failed(error, route, request) from error
+            actions = [
+                # Copies, since the handler may fill its arrays anew while these wait.
+                LeavesValue([leaf.copy() for leaf in leaves])
+                for leaves in read_frames(route, request, result)
+            ]
+            route.deliver(request)
+            return SimpleNamespace(actions=actions, context=None)
+
+        return self._do("predict", work, _raised("predict", env_id, ids))
+
+    def reset_adapter(self, env_id: str, episode_ids: Sequence[str] = ()) -> InProcessPending[None]:
+        """Tell set-up and handler that episodes are over; see ``ModelSession.reset_adapter``."""
+
+        def work() -> None:
+            route = self._routes.get(env_id)
+            if route is not None:
+                route.forget(episode_ids)
+            try:
+                if self._setup is not None:
+                    self._setup.reset_adapter(env_id, episode_ids)
+            finally:
+                self.handler.reset_adapter(env_id, episode_ids)
+
+        return self._do("reset_adapter", work, _raised("reset_adapter", env_id, episode_ids))
+
+    def release_adapter(self, env_id: str, reason: str = "") -> InProcessPending[None]:
+        """Let the handler drop its episodes, and the set-up the environment."""
+
+        def work() -> None:
+            if self._routes.pop(env_id, None) is None:
+                return
+            _logger.debug("env %r is released: %s", env_id, reason)
+            try:
+                self.handler.reset_adapter(env_id, ())
+            finally:
+                if self._setup is not None:
+                    self._setup.release_adapter(env_id)
+
+        return self._do("release_adapter", work, _raised("release_adapter", env_id))
+
+
+def _raised(operation: str, env_id: str, episode_ids: Sequence[str] = ()) -> Any:
+    def explain(error: Exception) -> ModelError:
+        if not isinstance(error, ModelError):
+            error = model_raised(error, operation, env_id=env_id, episode_ids=episode_ids)
+        error.endpoint, error.operation = "local", operation
+        return error
+
+    return explain

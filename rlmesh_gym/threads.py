@@ -1,0 +1,340 @@
+"""Threads of servers: as many as there is work, one for what is bound to one, and who comes next.
+
+All are daemons, so that user code that hangs cannot keep the process alive. Nothing here knows
+environments, models or messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from rlmesh_gym.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from typing_extensions import ParamSpec
+
+    P = ParamSpec("P")
+    Task = Callable[[], None]
+
+__all__ = ["DedicatedThread", "GrowingExecutor", "LaneScheduler", "Turns", "run_together"]
+
+T = TypeVar("T")
+_logger = logging.getLogger(__name__)
+_IDLE_SECONDS = 10.0
+
+
+def _run_logged(task: Task) -> None:
+    try:
+        task()
+    except BaseException:
+        # Tasks answer for their own failures; one that does not must not end the thread.
+        _logger.exception("a task of a server failed")
+
+
+class GrowingExecutor(ThreadPoolExecutor):
+    """An executor that makes a thread for whatever finds none idle; those end when long unused.
+
+    No call waits for another one, whatever that waits for: a Join occupies a thread as long as its
+    client stays. The threads are unknown to :mod:`concurrent.futures`, which would join them when
+    the interpreter exits.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(max_workers=1, thread_name_prefix=name)  # Its own threads never start.
+        self._name = name
+        self._guard = threading.Lock()
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._backlog: deque[Task] = deque()
+        self._free = 0
+        self._alive = 0
+        self._is_shut = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run ``fn`` on an idle thread, else on a new one.
+
+        Raises:
+            ClosedError: After :meth:`shutdown`; a RuntimeError, as the base class has it.
+        """
+        if self._is_shut:
+            raise ClosedError("cannot schedule new futures after shutdown")
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if future.set_running_or_notify_cancel():
+                _fulfil(future, lambda: fn(*args, **kwargs))
+
+        self.run(call)
+        return future
+
+    def run(self, task: Task) -> None:
+        """Run a task likewise, without a future; it deals with its own exceptions.
+
+        Where the system gives no more threads, the next one that is free takes it, or this one.
+        After :meth:`shutdown` it is still run.
+        """
+        with self._guard:
+            if self._free:
+                self._free -= 1
+                self._tasks.put(task)
+                return
+            self._alive += 1
+        try:
+            threading.Thread(target=self._work, args=(task,), name=self._name, daemon=True).start()
+        except RuntimeError:
+            if not self._put_back(task):
+                _run_logged(task)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let idle threads end. Busy ones are not waited for, whatever ``wait`` says."""
+        del wait, cancel_futures
+        with self._guard:
+            self._is_shut = True
+            for _ in range(self._free):
+                self._tasks.put(None)
+            self._free = 0
+
+    def _put_back(self, task: Task) -> bool:
+        """Leave a task to the next thread that is free; False if there is none at all."""
+        with self._guard:
+            self._alive -= 1
+            if self._free:
+                self._free -= 1
+                self._tasks.put(task)
+            elif self._alive:
+                self._backlog.append(task)
+            else:
+                return False
+            return True
+
+    def _work(self, task: Task | None) -> None:
+        while True:
+            while task is not None:
+                _run_logged(task)
+                del task  # An idle thread must not keep the last request's arrays alive.
+                task = self._next()
+            with self._guard:
+                if not self._backlog:  # Nobody else may be there to take it.
+                    self._alive -= 1
+                    return
+                task = self._backlog.popleft()
+
+    def _next(self) -> Task | None:
+        with self._guard:
+            if self._backlog:
+                return self._backlog.popleft()
+            if self._is_shut:
+                return None
+            self._free += 1
+        try:
+            return self._tasks.get(timeout=_IDLE_SECONDS)
+        except Empty:
+            with self._guard:
+                if self._free:
+                    self._free -= 1
+                    return None
+            return self._tasks.get()  # It was promised to this thread just now.
+
+
+def _fulfil(future: Future[T], call: Callable[[], T]) -> None:
+    try:
+        result = call()
+    except BaseException as error:  # It belongs to the caller, whatever it is.
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class DedicatedThread:
+    """One thread that runs tasks and calls, first come first served.
+
+    For what must stay on one thread: environments with an OpenGL context; models, since frameworks
+    keep grad modes and OpenMP teams per thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def post(self, task: Task) -> None:
+        """Queue a task. It must deal with its own exceptions.
+
+        Raises:
+            ClosedError: After :meth:`close`.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError(f"the thread {self._thread.name} has ended")
+            self._tasks.put(task)
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Run ``call`` there and return, or raise, what it does.
+
+        Raises:
+            ClosedError: After :meth:`close`.
+        """
+        if threading.current_thread() is self._thread:
+            return call()
+        future: Future[T] = Future()
+        self.post(lambda: _fulfil(future, call))
+        return future.result()
+
+    def has_more(self) -> bool:
+        """Whether something waits behind the task at work."""
+        return not self._tasks.empty()
+
+    def close(self, last: Task | None = None) -> None:
+        """Let the thread end after what is due and a last task, without waiting; once counts."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                if last is not None:
+                    self._tasks.put(last)
+                self._tasks.put(None)
+
+    def join(self, timeout: float | None) -> bool:
+        """Wait for the end; False when the time in seconds ran out, and on the thread itself."""
+        if self._thread is threading.current_thread():
+            return False
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            _run_logged(task)
+            del task  # An idle thread must not keep the last request's arrays alive.
+
+
+class Ordered(Protocol):
+    """Something that needs its turn at one or more keys, such as lanes or env ids."""
+
+    @property
+    def keys(self) -> Iterable[Hashable]:
+        """The keys, each once."""
+        ...
+
+    ahead: int
+    """Number of keys at which something else is still ahead; written by :class:`Turns`."""
+
+
+OrderedT = TypeVar("OrderedT", bound=Ordered)
+
+
+class Turns(Generic[OrderedT]):
+    """Gives items their turn at their keys in order of arrival.
+
+    An item that names several keys has its turn when it is first at all of them. Since an item
+    joins all its lines at once, two such items can never wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: dict[Hashable, deque[OrderedT]] = {}
+
+    def enter(self, item: OrderedT) -> bool:
+        """Join the lines; True when it is the item's turn already."""
+        ahead = 0
+        with self._lock:
+            for key in item.keys:
+                line = self._lines.setdefault(key, deque())
+                ahead += bool(line)
+                line.append(item)
+            item.ahead = ahead
+        return ahead == 0
+
+    def leave(self, item: OrderedT) -> list[OrderedT]:
+        """End the item's turn; returns the items whose turn it is now."""
+        ready: list[OrderedT] = []
+        with self._lock:
+            for key in item.keys:
+                line = self._lines[key]
+                line.popleft()
+                if not line:
+                    del self._lines[key]  # Keys that are gone leave nothing behind.
+                    continue
+                line[0].ahead -= 1
+                if line[0].ahead == 0:
+                    ready.append(line[0])
+        return ready
+
+
+class _LaneTask:
+    __slots__ = ("ahead", "keys", "run")
+
+    def __init__(self, keys: tuple[int, ...], run: Task) -> None:
+        self.keys = keys
+        self.run = run
+        self.ahead = 0
+
+
+class LaneScheduler:
+    """Runs calls on lanes: at the same time on different ones, in order on each.
+
+    Args:
+        max_pending: Calls that may wait or run; ``submit`` blocks beyond.
+    """
+
+    def __init__(self, max_pending: int = 4096) -> None:
+        self._max_pending = max_pending
+        self._pending = 0
+        self._changed = threading.Condition()
+        self._turns: Turns[_LaneTask] = Turns()
+        self._workers = GrowingExecutor("rlmesh_gym-lane")
+
+    def submit(self, lanes: Iterable[int], run: Task) -> None:
+        """Have ``run`` called once everything submitted before on its lanes is done.
+
+        Args:
+            lanes: Distinct lanes, at least one.
+            run: Must not raise.
+        """
+        task = _LaneTask(tuple(lanes), run)
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending < self._max_pending)
+            self._pending += 1
+        if self._turns.enter(task):
+            self._start(task)
+
+    def drain(self) -> None:
+        """Wait until everything submitted is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending)
+
+    def close(self) -> None:
+        """Drain and end the threads."""
+        self.drain()
+        self._workers.shutdown()
+
+    def _start(self, task: _LaneTask) -> None:
+        self._workers.run(lambda: self._work(task))
+
+    def _work(self, task: _LaneTask) -> None:
+        task.run()
+        for ready in self._turns.leave(task):
+            self._start(ready)
+        with self._changed:
+            self._pending -= 1
+            self._changed.notify_all()
+
+
+def run_together(calls: Sequence[Callable[[], None]]) -> None:
+    """Make calls side by side and wait for all of them; a lone one runs here."""
+    if len(calls) == 1:
+        calls[0]()
+        return
+    threads = [
+        threading.Thread(target=call, name="rlmesh_gym-together", daemon=True) for call in calls
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
