@@ -63,7 +63,7 @@ def test_equals_sync_vector_env(
     assert got.metadata == expected.metadata
     expected.action_space.seed(3)
     assert data_equivalence(got.reset(seed=11), expected.reset(seed=11), exact=True)
-    for step in range(120):
+    for step in range(60):
         actions = expected.action_space.sample()
         theirs = expected.step(actions)
         ours = got.step(actions)
