@@ -14,8 +14,9 @@ import numpy as np
 
 from rlmesh_gym.errors import Error, ModelError
 from rlmesh_gym.lanes import any_true
-from rlmesh_gym.policy.planning.chunks import ActionChunkReplay, lane_indices
+from rlmesh_gym.policy.planning.chunks import lane_indices
 from rlmesh_gym.policy.planning.delay import DelayEstimate
+from rlmesh_gym.policy.planning.ensemble import EnsembleReplay
 from rlmesh_gym.policy.planning.prefetch import PrefetchedPlans
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.policy.adapter import ModelAdapter
     from rlmesh_gym.policy.episodes import Boundaries
-    from rlmesh_gym.policy.planning.chunks import Lanes
-    from rlmesh_gym.policy.planning.ensemble import EnsembleReplay
+    from rlmesh_gym.policy.planning.chunks import ActionChunkReplay, Lanes
     from rlmesh_gym.policy.planning.plan import Plan
     from rlmesh_gym.policy.planning.schedule import PlanSchedule
     from rlmesh_gym.policy.stats import PolicyStats
@@ -52,7 +52,7 @@ class LanePlanner:
     def __init__(
         self,
         adapter: ModelAdapter,
-        replay: ActionChunkReplay | EnsembleReplay,
+        replay: ActionChunkReplay,
         schedule: PlanSchedule,
         filler: Leaves,
         stats: PolicyStats,
@@ -67,7 +67,7 @@ class LanePlanner:
         self._delay = DelayEstimate()
         self._step = 0
         self._given_out_ns = 0
-        self._is_single = schedule.horizon == 1 and isinstance(replay, ActionChunkReplay)
+        self._is_single = schedule.horizon == 1 and not isinstance(replay, EnsembleReplay)
 
     def flush(self, lanes: Lanes = None) -> None:
         """Drop the plans of lanes, those in flight too; they are planned anew at the next step."""
