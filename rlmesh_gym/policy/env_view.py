@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlmesh_gym.codec import EnvSpec, find_autoreset_mode, split_metadata
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy.caller_warning import warn_caller
-from rlmesh_gym.policy.episodes import LaneState, LocalEpisodes, TrackedEpisodes
+from rlmesh_gym.policy.episodes import LocalEpisodes, TrackedEnv, TrackedEpisodes
 
 if TYPE_CHECKING:
     import gymnasium
@@ -90,7 +90,7 @@ def view_env(
         single_action_space,
         lanes,
         TrackedEpisodes(base, lanes)
-        if isinstance(base, LaneState)
+        if isinstance(base, TrackedEnv)
         else LocalEpisodes(lanes, find_autoreset_mode(envs), warns=envs is not None or lanes > 1),
         EnvSpec(
             getattr(contract, "env_id", "") or _env_id(envs),

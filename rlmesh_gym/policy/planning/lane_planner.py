@@ -156,7 +156,7 @@ class LanePlanner:
     def _turn(self, observations: Leaves, bounds: Boundaries) -> None:
         """Take in the episodes that ended and began."""
         if bounds.over:
-            self._adapter.evict(bounds.over)
+            self._adapter.evictions.end(bounds.over)
         stale = bounds.begun | ~bounds.active
         if any_true(stale):
             self.flush(np.flatnonzero(stale))
