@@ -10,6 +10,9 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from gymnasium import spaces
+
 from rlmesh_gym.codec import EnvSpec, find_autoreset_mode, split_metadata
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy.caller_warning import warn_caller
@@ -20,22 +23,12 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.policy.episodes import Episodes
 
-__all__ = ["EnvView", "view_env"]
-
-_UNNAMED = "UnknownEnv-v1"
+__all__ = ["EnvView", "is_unbatched", "view_env"]
 
 
 @dataclass(frozen=True)
 class EnvView:
-    """An env as a policy sees it.
-
-    Attributes:
-        single_observation_space: Space of one lane's observation.
-        single_action_space: Space of one lane's action.
-        num_envs: Number of lanes.
-        episodes: Where episodes begin and end.
-        env_spec: What the model is set up with.
-    """
+    """An env as a policy sees it; the spaces are those of one lane."""
 
     single_observation_space: gymnasium.Space[Any]
     single_action_space: gymnasium.Space[Any]
@@ -83,6 +76,10 @@ def view_env(
     base = getattr(envs, "unwrapped", envs)
     contract = getattr(base, "contract", None)
     metadata, left_out = split_metadata(getattr(contract or base, "metadata", None) or {})
+    name = getattr(contract, "env_id", "")
+    if not name:
+        spec = getattr(envs, "spec", None)
+        name = "UnknownEnv-v1" if spec is None else spec.id
     for key, reason in left_out.items():
         warn_caller(f"metadata[{key!r}] of the env is not told to the model: {reason}")
     return EnvView(
@@ -93,7 +90,7 @@ def view_env(
         if isinstance(base, TrackedEnv)
         else LocalEpisodes(lanes, find_autoreset_mode(envs), warns=envs is not None or lanes > 1),
         EnvSpec(
-            getattr(contract, "env_id", "") or _env_id(envs),
+            str(name),
             single_observation_space,
             single_action_space,
             metadata,
@@ -126,6 +123,21 @@ def _count(num_envs: Any) -> int:
     return count
 
 
-def _env_id(envs: Any) -> str:
-    spec = getattr(envs, "spec", None)
-    return str(spec.id) if spec is not None else _UNNAMED
+def is_unbatched(space: gymnasium.Space[Any], value: Any) -> bool | None:
+    """Tell one observation from a batch of one, by the first leaf that shows the difference.
+
+    Returns:
+        None where nothing shows it, as in an empty Dict or in what fits neither.
+    """
+    if isinstance(space, spaces.Dict):
+        named = value if isinstance(value, dict) else {}
+        children = [(child, named[key]) for key, child in space.items() if key in named]
+    elif isinstance(space, spaces.Tuple):
+        members = value if isinstance(value, (tuple, list)) else ()
+        children = list(zip(space.spaces, members, strict=False))
+    elif isinstance(space, spaces.Text):
+        return isinstance(value, str)
+    else:
+        return np.ndim(value) == len(space.shape or ())
+    answers = (is_unbatched(child, member) for child, member in children)
+    return next((answer for answer in answers if answer is not None), None)

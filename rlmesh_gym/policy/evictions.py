@@ -29,12 +29,6 @@ class EpisodeEvictions:
     An end goes out once, before any later request, since a stream keeps its order. What a broken
     connection may have lost waits until the model is set up again; what the model refused goes out
     again with the next end.
-
-    Args:
-        session: Open session with the endpoint.
-        env_id: Key of the adapter.
-        stats: Takes the count.
-        warn: Takes what the user should know.
     """
 
     def __init__(
@@ -66,9 +60,9 @@ class EpisodeEvictions:
         for episode_id in known:
             del self._live[episode_id]
         self._stats.evicted_episodes += len(known)
-        again = [*self._refused]
+        ids = [*self._refused, *known]
         self._refused.clear()
-        self._send([*again, *known])
+        self._send(ids)
 
     def keep(self, episode_ids: Iterable[str]) -> None:
         """End all episodes but these."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import uuid6
 
 from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.errors import ClosedError, UnsupportedCallError
-from rlmesh_gym.policy.env_view import view_env
+from rlmesh_gym.policy.env_view import is_unbatched, view_env
 from rlmesh_gym.policy.lane_policy import LanePolicy
 from rlmesh_gym.policy.planning.ensemble import check_rule
 from rlmesh_gym.policy.planning.schedule import PlanSchedule
-from rlmesh_gym.policy.unbatched import is_unbatched
 from rlmesh_gym.rpc import ModelSession
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import gymnasium
     from numpy.typing import ArrayLike
     from typing_extensions import Self
@@ -187,19 +184,13 @@ class RemotePolicy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
     def stats(self) -> PolicyStats:
         """Counts and times so far, a copy."""
-        copied = dict(self._lanes.stats.milliseconds)
-        return dataclasses.replace(self._lanes.stats, milliseconds=copied)
+        return copy.deepcopy(self._lanes.stats)
 
     def __call__(self, observations: Any) -> Any:
         """Give the actions for the present observations of all lanes; see :meth:`predict`."""

@@ -1,8 +1,4 @@
-"""Actions for all lanes, step by step: what is replayed, what is asked for, and when.
-
-It works on leaves and knows neither Gymnasium's nesting of values nor where episodes end; it is
-told the latter with every step.
-"""
+"""Actions for all lanes, step by step: what is replayed, what is asked for, and when."""
 
 from __future__ import annotations
 
@@ -15,9 +11,8 @@ import numpy as np
 from rlmesh_gym.errors import Error, ModelError
 from rlmesh_gym.lanes import any_true
 from rlmesh_gym.policy.planning.chunks import lane_indices
-from rlmesh_gym.policy.planning.delay import DelayEstimate
 from rlmesh_gym.policy.planning.ensemble import EnsembleReplay
-from rlmesh_gym.policy.planning.prefetch import PrefetchedPlans
+from rlmesh_gym.policy.planning.prefetch import DelayEstimate, PrefetchedPlans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,17 +31,11 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class LanePlanner:
-    """The state of all lanes' plans.
+    """The state of all lanes' plans, and who asks the model for them.
 
     A step that raises leaves it as it was, but for episodes that began or ended meanwhile: no frame
-    is taken and no step counted, so the same step can be tried again.
-
-    Args:
-        adapter: Asks the model.
-        replay: Holds the frames.
-        schedule: Says which lanes get a plan.
-        filler: Leaves with one row, the action of lanes that are not running.
-        stats: Takes counts and times.
+    is taken and no step counted, so the same step can be tried again. ``filler`` has one row, the
+    action of lanes that are not running.
     """
 
     def __init__(
@@ -78,29 +67,14 @@ class LanePlanner:
         self._stats.dropped_rows += self._ahead.drop_lanes(touched)
 
     def start_over(self, bounds: Boundaries) -> None:
-        """Plan every lane anew, after a step that was broken off at a place that nobody knows.
-
-        Args:
-            bounds: As for the :meth:`step` that follows.
-        """
+        """Plan every lane anew, after a step that was broken off at a place that nobody knows."""
         self._adapter.start_over(bounds)
         self.flush()
         if self._adapter.history is not None:
             self._adapter.history.begin(np.arange(self._replay.num_lanes), self._step)
 
     def step(self, observations: Leaves, bounds: Boundaries) -> Leaves:
-        """Give every lane its action for these observations.
-
-        Args:
-            observations: Leaves of all lanes.
-            bounds: Which lanes run, and which of them have just begun an episode.
-
-        Returns:
-            Leaves of all lanes, fresh.
-
-        Raises:
-            RemoteError: A plan could not be had.
-        """
+        """Give every lane its action for these observations, in fresh leaves."""
         if self._given_out_ns:
             self._delay.note_step(time.perf_counter_ns() - self._given_out_ns)
             self._given_out_ns = 0
@@ -169,8 +143,7 @@ class LanePlanner:
     def _fill(self, observations: Leaves, bounds: Boundaries) -> NDArray[np.bool_]:
         """See to it that every running lane has a frame; return those planned for it just now."""
         planned = np.zeros(self._replay.num_lanes, np.bool_)
-        awaited = self._ahead.lanes()
-        plan = self._ask(observations, bounds, awaited)
+        plan = self._ask(observations, bounds, self._ahead.lanes())
         try:
             due = self._due(bounds)
             for early, rows in self._ahead.take(due, arrived=self._schedule.overlaps):
@@ -184,6 +157,21 @@ class LanePlanner:
         plan = self._ask(observations, bounds, planned | self._ahead.lanes())
         self._finish(plan, observations, bounds, planned)
         return planned
+
+    def _ask(
+        self, observations: Leaves, bounds: Boundaries, barred: NDArray[np.bool_]
+    ) -> Plan | None:
+        due = self._due(bounds) & ~barred
+        if not due.any():
+            return None
+        due |= ~barred & self._schedule.along(bounds.active, self._replay.remaining, self._ages())
+        return self._adapter.plan(np.flatnonzero(due), observations, bounds, self._step)
+
+    def _due(self, bounds: Boundaries) -> NDArray[np.bool_]:
+        return self._schedule.due(bounds.active, self._replay.remaining, self._ages())
+
+    def _ages(self) -> NDArray[np.int64]:
+        return self._step - self._plan_steps
 
     def _finish(
         self,
@@ -214,21 +202,6 @@ class LanePlanner:
             chunk, counts = plan.chunk()
         self._learn(plan, chunk, counts)
         return chunk, counts
-
-    def _due(self, bounds: Boundaries) -> NDArray[np.bool_]:
-        return self._schedule.due(bounds.active, self._replay.remaining, self._ages())
-
-    def _ages(self) -> NDArray[np.int64]:
-        return self._step - self._plan_steps
-
-    def _ask(
-        self, observations: Leaves, bounds: Boundaries, barred: NDArray[np.bool_]
-    ) -> Plan | None:
-        due = self._due(bounds) & ~barred
-        if not due.any():
-            return None
-        due |= ~barred & self._schedule.along(bounds.active, self._replay.remaining, self._ages())
-        return self._adapter.plan(np.flatnonzero(due), observations, bounds, self._step)
 
     def _learn(self, plan: Plan, chunk: Leaves, counts: NDArray[np.intp]) -> None:
         self._adapter.learn(plan)
