@@ -148,11 +148,7 @@ class ModelAdapter:
     ) -> Plan:
         """Send the requests for a plan of at least one lane, and do not wait.
 
-        Args:
-            lanes: Lanes to plan.
-            observations: Observations of *all* lanes.
-            bounds: Their episodes.
-            step: Number of this step in the policy's count.
+        ``observations`` and ``bounds`` are those of *all* lanes; steps are the policy's own count.
         """
         self.evictions.collect()
         ids = [bounds.episode_ids[lane] for lane in lanes]

@@ -46,17 +46,8 @@ def view_env(
     """Look at an env, through its wrappers.
 
     Spaces are those of the outermost wrapper, which is what the policy sees and answers; the lane
-    table and the metadata are those of the innermost env.
-
-    Args:
-        envs: A vector env, a single env, a vector env of Stable-Baselines3, or None.
-        single_observation_space: In place of the env's; needed without an env.
-        single_action_space: Likewise.
-        num_envs: Number of lanes where there is no env, by default 1.
-
-    Raises:
-        ConfigurationError: A space is missing, or ``num_envs`` is not the env's.
-        UnsupportedSpaceError: A space has no form on the wire.
+    table and the metadata are those of the innermost env. Arguments and errors are those of
+    ``RemotePolicy``.
     """
     if envs is not None:
         own = getattr(envs, "num_envs", 1)
@@ -126,8 +117,7 @@ def _count(num_envs: Any) -> int:
 def is_unbatched(space: gymnasium.Space[Any], value: Any) -> bool | None:
     """Tell one observation from a batch of one, by the first leaf that shows the difference.
 
-    Returns:
-        None where nothing shows it, as in an empty Dict or in what fits neither.
+    None where nothing shows it, as in an empty Dict or in what fits neither.
     """
     if isinstance(space, spaces.Dict):
         named = value if isinstance(value, dict) else {}

@@ -1,9 +1,4 @@
-"""Where one episode ends and the next begins, lane by lane: two sources with one answer.
-
-:class:`TrackedEpisodes` reads the lane table of a remote env, through a protocol and not by
-importing it. :class:`LocalEpisodes` is told by whoever steps a local env. Neither looks at an
-observation.
-"""
+"""Where one episode ends and the next begins, lane by lane; nobody looks at an observation."""
 
 from __future__ import annotations
 
@@ -87,12 +82,7 @@ class Episodes:
 
 
 class TrackedEpisodes(Episodes):
-    """Boundaries as a remote env's lane table has them. It alone decides.
-
-    Args:
-        env: Below any wrappers.
-        num_envs: Its number of lanes.
-    """
+    """Boundaries as a remote env's lane table has them. It alone decides."""
 
     def __init__(self, env: TrackedEnv, num_envs: int) -> None:
         self._env = env
@@ -124,12 +114,7 @@ class LocalEpisodes(Episodes):
     :meth:`restart`, and, when :meth:`observe_step` is used, by the env's autoreset mode: under
     SAME_STEP with the observations of the step that ended the last episode, under NEXT_STEP with
     those of the step after it. The step between, and the time until a reset under DISABLED, are
-    idle.
-
-    Args:
-        num_envs: Number of lanes.
-        autoreset_mode: The env's, for :meth:`observe_step`.
-        warns: Warn, once, whoever goes on without telling where episodes begin.
+    idle. With ``warns``, whoever goes on without telling where episodes begin is warned once.
     """
 
     def __init__(self, num_envs: int, autoreset_mode: AutoresetMode, *, warns: bool = True) -> None:

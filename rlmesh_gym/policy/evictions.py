@@ -102,8 +102,7 @@ class EpisodeEvictions:
             episode_ids, pending = self._pending.popleft()
             try:
                 pending.result(0)
-            except ModelError as error:
-                # The actions are right all the same; the model only keeps more than it should.
+            except ModelError as error:  # The model only keeps more than it should.
                 self._refused.extend(episode_ids)
                 if not self._was_refused:
                     self._was_refused = True

@@ -1,7 +1,7 @@
 """Observations of replayed steps, for models that look back.
 
-Such a model must see every step of an episode once and in order. Steps on which a lane replayed its
-chunk are therefore kept here and handed over with the lane's next request.
+Such a model must see every step of an episode once and in order, so the steps on which a lane
+replayed its chunk are handed over with its next request.
 """
 
 from __future__ import annotations

@@ -90,11 +90,7 @@ class Cancellation:
 
 
 class CancellationWatch:
-    """Interrupts the sessions of a run when its cancellation is set.
-
-    Args:
-        cancellation: What to watch; None for a run that cannot be cancelled.
-    """
+    """Interrupts the sessions of a run when its cancellation is set; None never is."""
 
     def __init__(self, cancellation: EventLike | None) -> None:
         self._cancellation = cancellation
@@ -137,12 +133,8 @@ class CancellationWatch:
     def run(self, function: Callable[[], T], discard: Callable[[T], object]) -> T:
         """Run what may take long and is no session's request, such as connecting.
 
-        Args:
-            function: What to do.
-            discard: Called with what the function returned too late, as nobody waits any more.
-
-        Raises:
-            CancelledRunError: The cancellation was set before it was done.
+        Raises ``CancelledRunError`` where the cancellation is set before it is done; what the
+        function returns after that is given to ``discard``.
         """
         self.check()
         if self._cancellation is None:
@@ -176,7 +168,7 @@ class CancellationWatch:
 
 
 def _settle(aside: Future[T], function: Callable[[], T], discard: Callable[[T], object]) -> None:
-    """Run the function for whoever waits; what comes after a cancel is discarded."""
+    """Run the function for whoever waits for ``aside``."""
     try:
         value = function()
     except BaseException as error:

@@ -77,9 +77,8 @@ class CallClock:
         if self._local_ns:
             # What is converted for an end in this process is the loop's own work.
             waited = self._local_ns / 1e9
-        add = self._shares.add_env
-        if self._operation is MODEL_PREDICT:
-            add = self._shares.add_policy
+        is_policy = self._operation is MODEL_PREDICT
+        add = self._shares.add_policy if is_policy else self._shares.add_env
         add(waited, self._timings)
 
 
@@ -108,13 +107,10 @@ class RunContext:
 def late(
     error: DeadlineError, limit: str, place: str, timeout: float | None = None
 ) -> DeadlineError:
-    """Return the run's own error for a call that was late.
+    """Return the run's own error for a call that was late, with what the call was for.
 
-    Args:
-        error: What the engine or the policy raised; to be its cause.
-        limit: The run's limit that was met; empty where it was the policy's own.
-        place: What the call was for.
-        timeout: Seconds of the limit, where the run waits by it.
+    ``limit`` is the run's limit that was met, empty where it was the policy's own, and ``timeout``
+    its seconds, where the run waits by it.
     """
     what = str(error).removeprefix(f"{error.endpoint}: ")
     if limit:

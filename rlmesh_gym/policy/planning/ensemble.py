@@ -77,14 +77,13 @@ class EnsembleReplay(ActionChunkReplay):
         # The newest chunk alone says how many frames are left.
         super().__init__(num_lanes, horizon, template)
         self.rule = rule
-        self._slots = 2
+        # Axis 1 holds slots; one whose end is not after the lane's step is dead. Steps count from
+        # the flush.
         self._chunks = [
-            np.zeros((num_lanes, self._slots, horizon, *shape), dtype)
-            for shape, dtype in self._rows
+            np.zeros((num_lanes, 2, horizon, *shape), dtype) for shape, dtype in self._rows
         ]
-        # A slot is dead when its end is not after the lane's step. Steps count from the flush.
-        self._starts = np.zeros((num_lanes, self._slots), np.int64)
-        self._ends = np.zeros((num_lanes, self._slots), np.int64)
+        self._starts = np.zeros((num_lanes, 2), np.int64)
+        self._ends = np.zeros((num_lanes, 2), np.int64)
         self._step = np.zeros(num_lanes, np.int64)
 
     def pop(self, lanes: Lanes = None) -> list[NDArray[Any]]:
@@ -179,22 +178,17 @@ class EnsembleReplay(ActionChunkReplay):
         return mean
 
     def _grow(self) -> None:
-        more = self._slots
-        self._chunks = [
-            np.concatenate([chunks, np.zeros_like(chunks[:, :more])], axis=1)
-            for chunks in self._chunks
-        ]
-        self._starts = np.pad(self._starts, ((0, 0), (0, more)))
-        self._ends = np.pad(self._ends, ((0, 0), (0, more)))
-        self._slots += more
+        self._chunks = [_doubled(chunks) for chunks in self._chunks]
+        self._starts = _doubled(self._starts)
+        self._ends = _doubled(self._ends)
+
+
+def _doubled(slots: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate([slots, np.zeros_like(slots)], axis=1)
 
 
 def check_rule(rule: object) -> None:
-    """Check what was given as ``ensemble``.
-
-    Raises:
-        ConfigurationError: No such rule.
-    """
+    """Refuse what was given as ``ensemble`` if there is no such rule."""
     if not (rule in ("newest", "mean", "exponential") or callable(rule)):
         raise ConfigurationError(
             f"ensemble must be 'newest', 'mean', 'exponential' or a callable, got ensemble={rule!r}"

@@ -31,7 +31,6 @@ class AnswerReader:
     Args:
         codec: Codec of one action.
         horizon: Frames taken of an answer; further ones are not even decoded.
-        stats: Takes the times.
         warn: Called with a text when an action is out of bounds, once per leaf.
         explain: Names endpoint, env and episodes in an error.
         on_answer: Called with each answer that came, before it is read; may refuse it.
@@ -135,7 +134,6 @@ class Plan:
         episode_ids: Episode of each of them.
         step: The policy's step whose observations were sent.
         requests: For each request, its rows as positions in ``lanes`` and what is pending.
-        reader: Turns answers into actions.
         deadline: When the answers must be there, by ``time.monotonic()``; None for never.
         on_failure: Called with the plan, positions in ``lanes`` and the error, if any, for rows
             that fail or are given up; once for every row at most.
@@ -216,9 +214,7 @@ class Plan:
     ) -> None:
         """Let answers go unread; nothing changes where :meth:`chunk` has returned.
 
-        Args:
-            error: What was wrong with them, if anything.
-            rows: Mask of the rows, ``(k,)``; None for all.
+        ``rows`` is a mask ``(k,)``, None for all; ``error`` is what was wrong, if anything.
         """
         if self._chunk is not None:
             return

@@ -16,7 +16,10 @@ __all__ = ["PlanSchedule"]
 
 
 class PlanSchedule:
-    """The rules of planning.
+    """The rules of planning, on arrays with an element per lane.
+
+    ``active`` lanes have a running episode, ``remaining`` frames are left of their chunk, and the
+    observation of their newest plan is ``ages`` steps old.
 
     - A running lane with nothing left is due.
     - So is one whose newest plan is ``replan_interval`` steps old.
@@ -67,13 +70,7 @@ class PlanSchedule:
     def due(
         self, active: NDArray[np.bool_], remaining: NDArray[np.intp], ages: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Return a mask of the lanes that need a plan before they can act.
-
-        Args:
-            active: Running lanes, bool ``(n,)``.
-            remaining: Frames left, ``(n,)``.
-            ages: Steps since the observation of each lane's newest plan, ``(n,)``.
-        """
+        """Return a mask of the lanes that need a plan before they can act."""
         due: NDArray[np.bool_] = active & (remaining == 0)
         if self.overlaps and not self.prefetch:
             due |= active & (ages >= self.replan_interval)
@@ -99,13 +96,8 @@ class PlanSchedule:
         """Return a mask of the lanes that must ask now to have their next plan in time.
 
         Those that go along are included. A lane planned from this very observation, age 0, is never
-        among them: a second plan from it would tell nothing new.
-
-        Args:
-            active: Running lanes, bool ``(n,)``.
-            remaining: Frames left after this step's, ``(n,)``.
-            ages: As for :meth:`due`.
-            delay: Steps that an answer takes.
+        among them: a second plan from it would tell nothing new. ``remaining`` is what is left
+        after this step, and an answer takes ``delay`` steps.
         """
         old = active & (ages > 0)
         ahead = remaining < delay
