@@ -299,7 +299,7 @@ class ModelAdapter:
         elif not error.is_recoverable or error.code == "NOT_CONFIGURED":
             self._is_resolved = False
 
-    def _explain(self, error: RemoteError, episode_ids: Sequence[str]) -> None:
+    def _explain(self, error: RemoteError, episode_ids: Sequence[str]) -> RemoteError:
         """Name env and episodes in the error, in its text and, on a ModelError, as attributes."""
         if isinstance(error, ModelError):
             error.env_id = error.env_id or self.env_id
@@ -310,6 +310,7 @@ class ModelAdapter:
             told.append(f"episodes {name_few(episode_ids)}")
         if told:
             error.args = (f"{text} ({'; '.join(told)})",)
+        return error
 
 
 def _needs(answer: Any) -> tuple[int | None, bool]:

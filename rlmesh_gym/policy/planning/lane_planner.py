@@ -115,7 +115,7 @@ class LanePlanner:
 
     def _replay_all(self, observations: Leaves, bounds: Boundaries, *, every: bool) -> Leaves:
         """Give every running lane its next frame, and a plan first where it has none."""
-        planned = self._fill(observations, bounds)
+        self._fill(observations, bounds)
         begun = time.perf_counter()
         if every:
             actions = self._replay.pop()
@@ -125,7 +125,7 @@ class LanePlanner:
             for whole, leaf in zip(actions, self._replay.pop(running), strict=True):
                 whole[running] = leaf
         self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
-        self._stats.replayed_rows += int((bounds.active & ~planned).sum())
+        self._stats.replayed_rows += int((bounds.active & (self._ages() > 0)).sum())
         return actions
 
     def _turn(self, observations: Leaves, bounds: Boundaries) -> None:
@@ -142,10 +142,9 @@ class LanePlanner:
             history.prune(bounds.active)
             history.record(self._step, observations)
 
-    def _fill(self, observations: Leaves, bounds: Boundaries) -> NDArray[np.bool_]:
-        """See to it that every running lane has a frame; return those planned for it just now."""
-        planned = np.zeros(self._replay.num_lanes, np.bool_)
-        plan = self._ask(observations, bounds, self._ahead.lanes())
+    def _fill(self, observations: Leaves, bounds: Boundaries) -> None:
+        """See to it that every running lane has a frame."""
+        plan = self._ask(observations, bounds)
         try:
             due = self._due(bounds)
             for early, rows in self._ahead.take(due, arrived=self._schedule.overlaps):
@@ -154,34 +153,26 @@ class LanePlanner:
             if plan is not None:
                 plan.give_up()
             raise
-        self._finish(plan, observations, bounds, planned)
+        self._finish(plan, observations, bounds)
         # A prefetched plan may have come too late to have a frame left, or have been refused.
-        plan = self._ask(observations, bounds, planned | self._ahead.lanes())
-        self._finish(plan, observations, bounds, planned)
-        return planned
+        self._finish(self._ask(observations, bounds), observations, bounds)
 
-    def _ask(
-        self, observations: Leaves, bounds: Boundaries, barred: NDArray[np.bool_]
-    ) -> Plan | None:
-        due = self._due(bounds) & ~barred
+    def _ask(self, observations: Leaves, bounds: Boundaries) -> Plan | None:
+        asked = self._ahead.lanes()
+        due = self._due(bounds) & ~asked
         if not due.any():
             return None
-        due |= ~barred & self._schedule.along(bounds.active, self._replay.remaining, self._ages())
+        due |= ~asked & self._schedule.along(bounds.active, self._replay.remaining, self._ages())
         return self._adapter.plan(np.flatnonzero(due), observations, bounds, self._step)
 
     def _due(self, bounds: Boundaries) -> NDArray[np.bool_]:
         return self._schedule.due(bounds.active, self._replay.remaining, self._ages())
 
     def _ages(self) -> NDArray[np.int64]:
+        """Steps since the observation of each lane's newest plan, 0 for those planned just now."""
         return self._step - self._plan_steps
 
-    def _finish(
-        self,
-        plan: Plan | None,
-        observations: Leaves,
-        bounds: Boundaries,
-        planned: NDArray[np.bool_],
-    ) -> None:
+    def _finish(self, plan: Plan | None, observations: Leaves, bounds: Boundaries) -> None:
         if plan is None:
             return
         chunk, counts = self._chunk(plan, observations, bounds)
@@ -189,7 +180,6 @@ class LanePlanner:
         self._replay.load(plan.lanes, chunk, counts=counts)
         self._plan_steps[plan.lanes] = plan.step
         self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
-        planned[plan.lanes] = True
 
     def _chunk(
         self, plan: Plan, observations: Leaves, bounds: Boundaries

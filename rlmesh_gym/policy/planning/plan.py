@@ -32,7 +32,7 @@ class AnswerReader:
         codec: Codec of one action.
         horizon: Frames taken of an answer; further ones are not even decoded.
         warn: Called with a text when an action is out of bounds, once per leaf.
-        explain: Names endpoint, env and episodes in an error.
+        explain: Names endpoint, env and episodes in an error, and returns it.
         on_answer: Called with each answer that came, before it is read; may refuse it.
     """
 
@@ -43,7 +43,7 @@ class AnswerReader:
         stats: PolicyStats,
         *,
         warn: Callable[[str], None],
-        explain: Callable[[RemoteError, Sequence[str]], None],
+        explain: Callable[[RemoteError, Sequence[str]], RemoteError],
         on_answer: Callable[[AnyPending, Any], None],
     ) -> None:
         self._codec = codec
@@ -74,8 +74,7 @@ class AnswerReader:
                 endpoint=error.endpoint,
                 operation="predict",
             )
-            self._explain(late, episode_ids)
-            raise late from error
+            raise self._explain(late, episode_ids) from error
         except RemoteError as error:
             self._explain(error, episode_ids)
             raise
@@ -91,8 +90,7 @@ class AnswerReader:
                 code="INVALID_RESPONSE",
                 is_recoverable=True,
             )
-            self._explain(invalid, episode_ids)
-            raise invalid from error
+            raise self._explain(invalid, episode_ids) from error
         envelope: Any = pending.response
         spent = self._stats.milliseconds
         spent["wait"] += 1e3 * (came - begun)
