@@ -132,11 +132,16 @@ class ModelAdapter:
                 execution_horizon=self._horizon,
                 delivers_history=self.session.takes_history,
             )
-            response = pending.result(self.session.timeouts.resolve)
+            response: Any = pending.result(self.session.timeouts.resolve)
         except RemoteError as error:
             self._explain(error, episode_ids)
             raise
-        self.native_chunk, wants_history = _needs(response)
+        if isinstance(response, RouteNeeds):
+            self.native_chunk, wants_history = response.native_chunk, response.history is not None
+        else:
+            told = response.HasField("native_chunk")
+            self.native_chunk = response.native_chunk if told else None
+            wants_history = response.HasField("history")
         if not wants_history:
             self.history = None
         elif self.history is None:
@@ -311,11 +316,3 @@ class ModelAdapter:
         if told:
             error.args = (f"{text} ({'; '.join(told)})",)
         return error
-
-
-def _needs(answer: Any) -> tuple[int | None, bool]:
-    """Return the model's native chunk and whether it wants history, from either kind of answer."""
-    if isinstance(answer, RouteNeeds):
-        return answer.native_chunk, answer.history is not None
-    native = answer.native_chunk if answer.HasField("native_chunk") else None
-    return native, answer.HasField("history")

@@ -19,8 +19,6 @@ from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.policy.episodes import LocalEpisodes, TrackedEnv, TrackedEpisodes
 
 if TYPE_CHECKING:
-    import gymnasium
-
     from rlmesh_gym.policy.episodes import Episodes
 
 __all__ = ["EnvView", "is_unbatched", "view_env"]
@@ -30,8 +28,8 @@ __all__ = ["EnvView", "is_unbatched", "view_env"]
 class EnvView:
     """An env as a policy sees it; the spaces are those of one lane."""
 
-    single_observation_space: gymnasium.Space[Any]
-    single_action_space: gymnasium.Space[Any]
+    single_observation_space: spaces.Space[Any]
+    single_action_space: spaces.Space[Any]
     num_envs: int
     episodes: Episodes
     env_spec: EnvSpec
@@ -39,8 +37,8 @@ class EnvView:
 
 def view_env(
     envs: Any,
-    single_observation_space: gymnasium.Space[Any] | None,
-    single_action_space: gymnasium.Space[Any] | None,
+    single_observation_space: spaces.Space[Any] | None,
+    single_action_space: spaces.Space[Any] | None,
     num_envs: int | None,
 ) -> EnvView:
     """Look at an env, through its wrappers.
@@ -80,18 +78,13 @@ def view_env(
         TrackedEpisodes(base, lanes)
         if isinstance(base, TrackedEnv)
         else LocalEpisodes(lanes, find_autoreset_mode(envs), warns=envs is not None or lanes > 1),
-        EnvSpec(
-            str(name),
-            single_observation_space,
-            single_action_space,
-            metadata,
-        ),
+        EnvSpec(str(name), single_observation_space, single_action_space, metadata),
     )
 
 
-def _space(envs: Any, name: str) -> gymnasium.Space[Any]:
+def _space(envs: Any, name: str) -> spaces.Space[Any]:
     """Space of one lane: ``single_*`` of a vector env, the plain one of any other."""
-    space: gymnasium.Space[Any] | None = getattr(envs, f"single_{name}", None)
+    space: spaces.Space[Any] | None = getattr(envs, f"single_{name}", None)
     if space is None:
         space = getattr(envs, name, None)
     if space is None:
@@ -114,7 +107,7 @@ def _count(num_envs: Any) -> int:
     return count
 
 
-def is_unbatched(space: gymnasium.Space[Any], value: Any) -> bool | None:
+def is_unbatched(space: spaces.Space[Any], value: Any) -> bool | None:
     """Tell one observation from a batch of one, by the first leaf that shows the difference.
 
     None where nothing shows it, as in an empty Dict or in what fits neither.

@@ -32,11 +32,7 @@ class EpisodeEvictions:
     """
 
     def __init__(
-        self,
-        session: AnyModelSession,
-        env_id: str,
-        stats: PolicyStats,
-        warn: Callable[[str], None],
+        self, session: AnyModelSession, env_id: str, stats: PolicyStats, warn: Callable[[str], None]
     ) -> None:
         self._session = session
         self._warn = warn

@@ -144,12 +144,7 @@ class ActionChunkReplay:
         return np.asarray(self._end == self._cursor)
 
     def load(
-        self,
-        lanes: Lanes,
-        chunk: Leaves,
-        *,
-        counts: ArrayLike | None = None,
-        skip: ArrayLike = 0,
+        self, lanes: Lanes, chunk: Leaves, *, counts: ArrayLike | None = None, skip: ArrayLike = 0
     ) -> None:
         """Give lanes a new chunk each, in place of what they had.
 

@@ -108,24 +108,26 @@ class LanePlanner:
         chunk, _ = self._chunk(plan, observations, bounds)
         if every:
             return [np.ascontiguousarray(leaf[:, 0]) for leaf in chunk]
-        actions = [leaf.copy() for leaf in self._filler]
-        for whole, leaf in zip(actions, chunk, strict=True):
-            whole[running] = leaf[:, 0]
-        return actions
+        return self._fill_up(running, [leaf[:, 0] for leaf in chunk])
 
     def _replay_all(self, observations: Leaves, bounds: Boundaries, *, every: bool) -> Leaves:
         """Give every running lane its next frame, and a plan first where it has none."""
-        self._fill(observations, bounds)
+        self._provide(observations, bounds)
         begun = time.perf_counter()
         if every:
-            actions = self._replay.pop()
+            actions: Leaves = self._replay.pop()
         else:
-            actions = [leaf.copy() for leaf in self._filler]
             running = np.flatnonzero(bounds.active)
-            for whole, leaf in zip(actions, self._replay.pop(running), strict=True):
-                whole[running] = leaf
+            actions = self._fill_up(running, self._replay.pop(running))
         self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
         self._stats.replayed_rows += int((bounds.active & (self._ages() > 0)).sum())
+        return actions
+
+    def _fill_up(self, running: NDArray[np.intp], frames: Leaves) -> Leaves:
+        """Return actions of all lanes: frames of those that run, the filler of the others."""
+        actions = [leaf.copy() for leaf in self._filler]
+        for whole, leaf in zip(actions, frames, strict=True):
+            whole[running] = leaf
         return actions
 
     def _turn(self, observations: Leaves, bounds: Boundaries) -> None:
@@ -142,7 +144,7 @@ class LanePlanner:
             history.prune(bounds.active)
             history.record(self._step, observations)
 
-    def _fill(self, observations: Leaves, bounds: Boundaries) -> None:
+    def _provide(self, observations: Leaves, bounds: Boundaries) -> None:
         """See to it that every running lane has a frame."""
         plan = self._ask(observations, bounds)
         try:

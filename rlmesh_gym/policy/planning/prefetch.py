@@ -24,14 +24,6 @@ class DelayEstimate:
     The first answer is left out, since a model often compiles or loads on its first call. The
     latency taken is the window's upper quartile, so that most answers are in time; the step time is
     its median, so that a pause in the user's loop does not count.
-
-    Example:
-        >>> delay = DelayEstimate()
-        >>> for answer_ns in (900_000_000, 20_000_000, 20_000_000):
-        ...     delay.note_answer(answer_ns)
-        >>> delay.note_step(8_000_000)
-        >>> delay.frames(8)
-        3
     """
 
     def __init__(self, window: int = 16) -> None:
