@@ -156,14 +156,14 @@ class ModelAdapter:
         ``observations`` and ``bounds`` are those of *all* lanes; steps are the policy's own count.
         """
         self.evictions.collect()
-        ids = [bounds.episode_ids[lane] for lane in lanes]
+        ids = [bounds.episode_ids[lane] for lane in lanes.tolist()]
         self.resolve(ids)
         self.evictions.resend()
         if self.watcher is not None:
             observations = self.watcher.transform(step, lanes, ids, observations)
-        whole = np.arange(len(lanes))
-        apart = self.grouping in (RowGrouping.PROBING, RowGrouping.APART) and len(lanes) > 1
-        groups = np.split(whole, len(whole)) if apart else [whole]
+        groups = [np.arange(len(lanes))]
+        if len(lanes) > 1 and self.grouping in (RowGrouping.PROBING, RowGrouping.APART):
+            groups = np.split(groups[0], len(lanes))
         timeout = self.session.timeouts.predict
         deadline = None if timeout is None else time.monotonic() + timeout
         begun = time.perf_counter()
@@ -291,7 +291,7 @@ class ModelAdapter:
         is_history: bool,
     ) -> tuple[Any, list[tuple[str, int | None]]]:
         """Return rows, and their episodes, as ``predict`` takes them; the watcher hears of them."""
-        episodes = [(bounds.episode_ids[lane], bounds.seeds[lane]) for lane in lanes]
+        episodes = [(bounds.episode_ids[lane], bounds.seeds[lane]) for lane in lanes.tolist()]
         if self.watcher is not None:
             names = [name for name, _ in episodes]
             self.watcher.sending(step, lanes, names, rows, is_history=is_history)

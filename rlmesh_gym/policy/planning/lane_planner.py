@@ -194,15 +194,15 @@ class LanePlanner:
                 raise
             plan = self._adapter.plan(plan.lanes, observations, bounds, self._step)
             chunk, counts = plan.chunk()
-        self._learn(plan, chunk, counts)
+        self._learn(plan, chunk)
         return chunk, counts
 
-    def _learn(self, plan: Plan, chunk: Leaves, counts: NDArray[np.intp]) -> None:
+    def _learn(self, plan: Plan, chunk: Leaves) -> None:
         self._adapter.learn(plan)
         if self._schedule.prefetch:
             self._delay.note_answer(plan.elapsed_ns)
         if self._adapter.watcher is not None:
-            self._adapter.watcher.planned(plan, chunk, counts)
+            self._adapter.watcher.planned(plan, chunk)
 
     def _load_early(self, plan: Plan, rows: NDArray[np.intp]) -> None:
         is_new = plan.num_frames == 0
@@ -213,7 +213,7 @@ class LanePlanner:
                 raise
             return  # Those of its lanes that are due are asked for one by one.
         if is_new:
-            self._learn(plan, chunk, counts)
+            self._learn(plan, chunk)
         # Exactly the frames of the steps that the lane has taken since it was seen.
         passed = self._step - plan.step
         lanes = plan.lanes[rows]

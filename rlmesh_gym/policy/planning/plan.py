@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlmesh_gym.codec import LeavesValue
 from rlmesh_gym.errors import CodecError, DeadlineError, ModelError, RemoteError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rlmesh_gym.codec import SpaceCodec
+    from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.policy.stats import PolicyStats
     from rlmesh_gym.rpc import AnyPending
 
@@ -104,6 +105,11 @@ class AnswerReader:
         if not frames:
             message = "the answer holds no action frame, at least one is expected"
             raise CodecError(message, path="actions")
+        if isinstance(frames[0], LeavesValue) and len(frames) == 1:
+            # Handed over by a session of this process, which has checked them and made copies.
+            leaves = self._codec.view(frames[0], num_rows)
+            self._tell_out_of_bounds(leaves)
+            return [leaf[np.newaxis] for leaf in leaves]
         leaves = self._codec.empty(len(frames) * num_rows)
         place = 0
         try:
@@ -116,12 +122,16 @@ class AnswerReader:
             frame_index, row = divmod(index, num_rows)
             message = f"row {row} at {path}: {detail}"
             raise CodecError(message, path=f"actions[{frame_index}]")
-        if len(self._told) < len(self._codec.paths):
-            for _, path, detail in self._codec.out_of_bounds(leaves):
-                if path not in self._told:
-                    self._told.add(path)
-                    self._warn(f"{path}: {detail}")
+        self._tell_out_of_bounds(leaves)
         return [leaf.reshape(len(frames), num_rows, *leaf.shape[1:]) for leaf in leaves]
+
+    def _tell_out_of_bounds(self, leaves: Leaves) -> None:
+        if len(self._told) == len(self._codec.paths):
+            return
+        for _, path, detail in self._codec.out_of_bounds(leaves):
+            if path not in self._told:
+                self._told.add(path)
+                self._warn(f"{path}: {detail}")
 
 
 class Plan:
@@ -159,7 +169,7 @@ class Plan:
         self._reader = reader
         self._deadline = deadline
         self._on_failure = on_failure
-        self._is_wanted = np.ones(len(lanes), np.bool_)
+        self._is_wanted: NDArray[np.bool_] | None = None  # All of them.
         self._chunk: tuple[list[NDArray[Any]], NDArray[np.intp]] | None = None
 
     @property
@@ -197,7 +207,11 @@ class Plan:
             try:
                 answers = [
                     self._reader.read(
-                        pending, [self.episode_ids[row] for row in rows], self._deadline
+                        pending,
+                        self.episode_ids
+                        if len(self._requests) == 1
+                        else [self.episode_ids[row] for row in rows],
+                        self._deadline,
                     )
                     for rows, pending in self._requests
                 ]
@@ -216,21 +230,27 @@ class Plan:
         """
         if self._chunk is not None:
             return
-        given_up = self._is_wanted if rows is None else self._is_wanted & rows
-        self._is_wanted = self._is_wanted & ~given_up
+        wanted = self._is_wanted if self._is_wanted is not None else np.ones(len(self.lanes), bool)
+        given_up = wanted if rows is None else wanted & rows
+        self._is_wanted = wanted & ~given_up
         self._on_failure(self, np.flatnonzero(given_up), error)
 
     def _join(
         self, answers: Sequence[list[NDArray[Any]]]
     ) -> tuple[list[NDArray[Any]], NDArray[np.intp]]:
         """Bring ``(frames, rows, ...)`` per request into ``(k, frames, ...)`` for all lanes."""
-        counts = np.zeros(len(self.lanes), np.intp)
-        for (rows, pending), answer in zip(self._requests, answers, strict=True):
-            # An action space without leaves still has frames, which only the message shows.
-            counts[rows] = answer[0].shape[0] if answer else len(pending.result(0).actions)
-        self.num_frames = int(counts.max(initial=0))
+        # An action space without leaves still has frames, which only the message shows.
+        frames = [
+            answer[0].shape[0] if answer else len(pending.result(0).actions)
+            for (_, pending), answer in zip(self._requests, answers, strict=True)
+        ]
+        self.num_frames = max(frames)
         if len(answers) == 1:
+            counts = np.full(len(self.lanes), self.num_frames, np.intp)
             return [leaf.swapaxes(0, 1) for leaf in answers[0]], counts
+        counts = np.empty(len(self.lanes), np.intp)
+        for (rows, _), count in zip(self._requests, frames, strict=True):
+            counts[rows] = count
         joined = [
             np.zeros((len(self.lanes), self.num_frames, *leaf.shape[2:]), leaf.dtype)
             for leaf in answers[0]
