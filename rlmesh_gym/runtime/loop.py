@@ -254,6 +254,7 @@ class RunLoop:
             self._emit_step(playing, actions, found)
         if not any_true(over) and not self._has_rolled(active):
             return
+        ids = self._names(np.flatnonzero(over))  # Before other episodes begin on these lanes.
         for env, told in zip(active, infos, strict=True):
             for lane in env.lanes:
                 if cut[lane]:
@@ -262,7 +263,7 @@ class RunLoop:
                     self._complete(lane)
                 self._take_beginning(env, lane)
         self._records.clear()
-        self._policy.lanes.adapter.evictions.end(self._names(np.flatnonzero(over)))
+        self._policy.lanes.adapter.evictions.end(ids)
 
     def _has_rolled(self, active: Sequence[EnvLanes]) -> bool:
         """Whether an env has begun an episode by itself."""
