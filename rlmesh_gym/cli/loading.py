@@ -23,21 +23,22 @@ def load_object(reference: str) -> Any:
     """Import what ``module:object`` or ``path/to/file.py:object`` names; dots reach attributes.
 
     Modules of the working directory are found, as with ``python -m``.
-
-    Raises:
-        ConfigurationError: Nothing of that name, or its import fails.
     """
     # The last colon: a path of Windows has one of its own.
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name:
-        message = f"expected module:object or file.py:object, got {reference!r}"
-        raise ConfigurationError(message)
-    found: Any = _import(place)
+        raise ConfigurationError(f"expected module:object or file.py:object, got {reference!r}")
+    find_in_working_directory()
+    load = _import_file if place.endswith(".py") else importlib.import_module
     try:
-        return functools.reduce(getattr, name.split("."), found)
-    except AttributeError as error:
-        message = f"{place!r} has no {name!r}"
+        module: Any = load(place)
+    except Exception as error:
+        message = f"cannot import {place!r}: {type(error).__name__}: {error}"
         raise ConfigurationError(message) from error
+    try:
+        return functools.reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        raise ConfigurationError(f"{place!r} has no {name!r}") from error
 
 
 def find_in_working_directory() -> None:
@@ -47,25 +48,13 @@ def find_in_working_directory() -> None:
         sys.path.insert(0, here)
 
 
-def _import(place: str) -> ModuleType:
-    find_in_working_directory()
-    try:
-        return (
-            _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        )
-    except Exception as error:
-        message = f"cannot import {place!r}: {type(error).__name__}: {error}"
-        raise ConfigurationError(message) from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def _import_file(path: str) -> ModuleType:
+    name = Path(path).stem
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        message = f"{path} is no Python file"
-        raise ConfigurationError(message)
-    module = importlib.util.module_from_spec(spec)
+        raise ConfigurationError(f"{path} is no Python file")
     # Pickle and dataclasses look their module up by name.
-    sys.modules[path.stem] = module
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -76,14 +65,12 @@ def build_handler(found: Any, arguments: dict[str, Any]) -> Any:
     A class, and a function that needs no arguments, are called for what they return; so is
     whatever comes with ``arguments``. All else that can be called is a policy: functions of an
     observation, decorated ones (``*args``), and objects such as modules and compiled functions.
-
-    Raises:
-        ConfigurationError: It cannot be called like that, or fails.
     """
     if isinstance(found, ModelHandler):
         if arguments:
-            message = "--kwargs are for a class or a factory, and this is a ready handler"
-            raise ConfigurationError(message)
+            raise ConfigurationError(
+                "--kwargs are for a class or a factory, and this is a ready handler"
+            )
         return found
     if not (arguments or inspect.isclass(found) or _is_factory(found)):
         return found

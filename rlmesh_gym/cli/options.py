@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import ConfigurationError
@@ -25,23 +26,17 @@ _TOKEN_HELP = "better given as RLMESH_GYM_TOKEN, since others see a command line
 
 def positive_int(text: str) -> int:
     """Read a whole number of at least 1 (an argparse type)."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return number
+    with suppress(ValueError):
+        if (number := int(text)) >= 1:
+            return number
+    raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
 
 
 def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"must be seconds above 0, got {text!r}")
-    return number
+    with suppress(ValueError):
+        if (number := float(text)) > 0:
+            return number
+    raise argparse.ArgumentTypeError(f"must be seconds above 0, got {text!r}")
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
@@ -86,10 +81,7 @@ def server_tls(options: argparse.Namespace) -> dict[str, str] | None:
 
 
 def connection_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The ``token=``, ``tls=`` and ``timeouts=`` of a client from its three options.
-
-    ``--timeout`` bounds each call, the connecting too.
-    """
+    """The ``token=``, ``tls=`` and ``timeouts=`` of a client from its three options."""
     tls, timeouts = options.tls, None
     if isinstance(tls, str):
         tls = {"root_certificates": tls}
@@ -103,9 +95,6 @@ def keyword_arguments(texts: Sequence[str]) -> dict[str, Any]:
     """Read keyword arguments given as ``name=value`` or as JSON objects; later ones win.
 
     A value that is JSON is taken as such (``true``, ``3``, ``[1, 2]``), any other text as itself.
-
-    Raises:
-        ConfigurationError: Neither form.
     """
     result: dict[str, Any] = {}
     for text in texts:

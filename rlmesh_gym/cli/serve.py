@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.cli.exit_codes import EXIT_DONE
+from rlmesh_gym.cli.exit_codes import Exit
 from rlmesh_gym.cli.loading import find_in_working_directory
-from rlmesh_gym.cli.options import (
-    add_server_options,
-    keyword_arguments,
-    positive_int,
-    server_tls,
-)
+from rlmesh_gym.cli.options import add_server_options, keyword_arguments, positive_int, server_tls
 from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
@@ -26,15 +21,11 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.server.env.making import Made
 
-__all__ = ["MODES", "build_env", "configure", "execute"]
+__all__ = ["EPILOG", "build_env", "configure", "execute"]
 
-MODES = {
-    "next-step": AutoresetMode.NEXT_STEP,
-    "same-step": AutoresetMode.SAME_STEP,
-    "disabled": AutoresetMode.DISABLED,
-}
+_MODES = {mode.name.lower().replace("_", "-"): mode for mode in AutoresetMode}
 
-_EPILOG = """\
+EPILOG = """\
 What is served:
   one environment           without --num-envs; its client resets it
   a vector of N lanes       with --num-envs N; resets its lanes itself, --autoreset-mode says when
@@ -49,7 +40,6 @@ Clients of rlmesh-gym turn any of these into the autoreset mode that they are as
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.epilog = _EPILOG
     parser.add_argument(
         "env_id", metavar="ENV_ID", help="Gymnasium id, as module:Id where an import registers it"
     )
@@ -58,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--autoreset-mode",
-        choices=sorted(MODES),
+        choices=sorted(_MODES),
         help="when a vector's lane begins its next episode (default: next-step)",
     )
     parser.add_argument(
@@ -98,14 +88,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    render = {} if options.render_mode is None else {"render_mode": options.render_mode}
     build = partial(
         build_env,
         options.env_id,
         num_envs=options.num_envs,
-        mode=_mode(options),
+        autoreset_mode=_mode(options),
         processes=options.processes,
-        render_mode=options.render_mode,
         env_kwargs=keyword_arguments(options.env_kwargs),
+        **render,
     )
     server = EnvServer(
         build,
@@ -117,7 +108,7 @@ def execute(options: argparse.Namespace) -> int:
         dedicated_thread=options.dedicated_thread,
     )
     serve_until_interrupted(server, _what(options))
-    return EXIT_DONE
+    return Exit.DONE
 
 
 def _mode(options: argparse.Namespace) -> AutoresetMode | None:
@@ -128,44 +119,15 @@ def _mode(options: argparse.Namespace) -> AutoresetMode | None:
     if not is_vector:
         message = "--autoreset-mode and --processes need a vector: --num-envs without --lanes"
         raise ConfigurationError(message)
-    return MODES[options.autoreset_mode or "next-step"]
+    return _MODES[options.autoreset_mode or "next-step"]
 
 
-def build_env(
-    env_id: str,
-    *,
-    num_envs: int | None = None,
-    mode: AutoresetMode | None = None,
-    processes: bool = False,
-    render_mode: str | None = None,
-    env_kwargs: dict[str, Any] | None = None,
-) -> Made:
-    """Make what ``EnvServer`` is to serve.
-
-    Args:
-        env_id: Gymnasium id.
-        num_envs: Lanes; None for one plain environment.
-        mode: Of a vector; None for a list of lanes.
-        processes: Make an ``AsyncVectorEnv``.
-        render_mode: For every lane.
-        env_kwargs: Further arguments of every lane.
-
-    Raises:
-        gymnasium.error.Error: What Gymnasium says, such as that a package is missing.
-        ConfigurationError: No such name, or making it failed otherwise.
-    """
+def build_env(env_id: str, **options: Any) -> Made:
+    """``make_envs`` with errors that a command line can tell."""
     if ":" in env_id:
         find_in_working_directory()
-    options = {} if render_mode is None else {"render_mode": render_mode}
     try:
-        return make_envs(
-            env_id,
-            num_envs=num_envs,
-            autoreset_mode=mode,
-            processes=processes,
-            env_kwargs=env_kwargs,
-            **options,
-        )
+        return make_envs(env_id, **options)
     except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
         message = f"{error} An environment of your own needs the module that registers it"
         raise ConfigurationError(f"{message}, as in my_package:MyEnv-v0") from error
