@@ -18,7 +18,7 @@ from rlmesh_gym.errors import ConfigurationError, Error, RemoteError
 from rlmesh_gym.rpc import EnvSession, ModelSession
 from rlmesh_gym.runtime.cancellation import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.hooks.episode_recorder import EpisodeRecorder
+from rlmesh_gym.runtime.hooks.jsonl import EpisodeRecorder
 from rlmesh_gym.runtime.hooks.progress import ProgressBar
 from rlmesh_gym.runtime.hooks.video import VideoRecorder
 from rlmesh_gym.runtime.report.records import EPISODES_JSONL, EpisodeJournal, read_episodes

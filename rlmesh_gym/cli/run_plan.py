@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime.report.records import remaining_seeds
-from rlmesh_gym.runtime.seeds import derive_seed
-from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeSessionSpec
+from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeSessionSpec, derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
