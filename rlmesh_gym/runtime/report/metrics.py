@@ -145,10 +145,6 @@ class HeldByModel(PlainData):
         )
 
 
-def _read_pending(pending: tuple[str, float] | None) -> tuple[str, float] | None:
-    return None if pending is None else (str(pending[0]), float(pending[1]))
-
-
 @dataclass(frozen=True)
 class TelemetrySnapshot(PlainData):
     """All rows of one horizon at one moment.
@@ -169,8 +165,8 @@ class TelemetrySnapshot(PlainData):
 
     _READERS = {  # noqa: RUF012 - ClassVar in the base class
         "rows": lambda rows: tuple(map(TelemetryRow.from_dict, rows)),
-        "pending": _read_pending,
-        "held": lambda held: None if held is None else HeldByModel.from_dict(held),
+        "pending": lambda pending: pending and (str(pending[0]), float(pending[1])),
+        "held": lambda held: held and HeldByModel.from_dict(held),
     }
 
     horizon: Literal["window", "session"]
@@ -185,10 +181,8 @@ class TelemetrySnapshot(PlainData):
 
     def row(self, operation: str, metric: str) -> TelemetryRow | None:
         """Return the row of this operation and metric, None without samples."""
-        for row in self.rows:
-            if row.operation == operation and row.metric == metric:
-                return row
-        return None
+        wanted = operation, metric
+        return next((row for row in self.rows if (row.operation, row.metric) == wanted), None)
 
     @property
     def _title(self) -> str:

@@ -22,7 +22,6 @@ from rlmesh_gym.plain_data import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from types import TracebackType
 
 __all__ = [
     "EPISODES_JSONL",
@@ -55,10 +54,8 @@ class EpisodeKey(NamedTuple):
 
 def episode_key(row: Mapping[str, Any]) -> EpisodeKey:
     """The key of one row (``env_id``, ``seed``, ``episode_id``)."""
-    seed = row.get("seed")
-    return EpisodeKey(
-        str(row.get("env_id", "")), None if seed is None else int(seed), str(row["episode_id"])
-    )
+    env, seed = str(row.get("env_id", "")), row.get("seed")
+    return EpisodeKey(env, None if seed is None else int(seed), str(row["episode_id"]))
 
 
 @dataclass(frozen=True)
@@ -145,35 +142,33 @@ class EpisodeJournal:
         self.directory: Path = Path(directory)
         self.path: Path = self.directory / EPISODES_JSONL
         self._descriptor: int | None = None
-        self._rows: list[Row] = []
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             _lock(self._descriptor)
-            self._take_in()
-        except BlockingIOError as error:
-            self._drop()
-            raise ConfigurationError(
-                f"{self.path} is being written by another run; wait for its end, or name another "
-                "directory"
-            ) from error
+            self._rows = self._take_in()
         except OSError as error:
             self._drop()
-            raise ConfigurationError(
-                f"cannot write episodes to {self.path}: {error.strerror or error}"
-            ) from error
+            if isinstance(error, BlockingIOError):
+                message = (
+                    f"{self.path} is being written by another run; wait for its end, or name "
+                    "another directory"
+                )
+            else:
+                message = f"cannot write episodes to {self.path}: {error.strerror or error}"
+            raise ConfigurationError(message) from error
         self._keys = {episode_key(row) for row in self._rows}
 
-    def _take_in(self) -> None:
+    def _take_in(self) -> list[Row]:
         """Read the earlier lines and leave the file at the end of its last whole one."""
         earlier = read_episodes(self.path)
-        self._rows = _distinct(earlier.rows)
         with self.path.open("rb+") as file:
             file.truncate(earlier.whole_bytes)
             if earlier.whole_bytes:
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
+        return _distinct(earlier.rows)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -219,19 +214,14 @@ class EpisodeJournal:
                 self._drop()
 
     def _drop(self) -> None:
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
             os.close(descriptor)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -269,14 +259,12 @@ def _lock(descriptor: int) -> None:
     """
     try:
         import fcntl  # noqa: PLC0415 - not on every system
-    except ImportError:
-        return
-    try:
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if isinstance(error, BlockingIOError):
-            raise
-        logger.debug("files of this file system cannot be locked", exc_info=True)
+    except BlockingIOError:
+        raise
+    except (ImportError, OSError):
+        logger.debug("files of this system cannot be locked", exc_info=True)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

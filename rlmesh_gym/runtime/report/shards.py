@@ -83,11 +83,6 @@ def repeat_counts(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], in
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeRecord]:
-    """The episodes of rows, in their order.
-
-    Raises:
-        ConfigurationError: A row lacks what an episode of this version has.
-    """
     try:
         return [EpisodeRecord.from_dict(row) for row in rows]
     except (TypeError, ValueError) as error:
@@ -97,13 +92,9 @@ def _read_rows(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeRecord]:
 
 
 def merged_report(sources: Sequence[str | os.PathLike[str]], merged: MergeSummary) -> RuntimeReport:
-    """A report over merged episodes.
+    """A report over merged episodes: times and steps are the sums over the sources' reports.
 
-    Times and steps are the sums over the sources' reports. Latencies of different machines have no
-    common percentiles, so there is no telemetry.
-
-    Raises:
-        ConfigurationError: A source's report cannot be read, or its episodes are none.
+    Latencies of different machines have no common percentiles, so there is no telemetry.
     """
     reports = [found for source in sources if (found := read_report(source)) is not None]
     episodes = tuple(_read_rows(merged.rows))
@@ -113,9 +104,7 @@ def merged_report(sources: Sequence[str | os.PathLike[str]], merged: MergeSummar
     seeds = {report.base_seed for report in reports}
     horizons = {report.execution_horizon for report in reports}
     modes = dict.fromkeys(report.autoreset_mode for report in reports)
-    began = [report.started_at for report in reports] or [
-        episode.started_at for episode in episodes
-    ]
+    began = [one.started_at for one in reports or episodes]
     sentence = (
         f"Joined from {len(sources)} runs; the report of each tells what bound it, since latencies "
         "of different machines do not add up."
@@ -149,18 +138,10 @@ def joined_sessions(
 ) -> RuntimeReport:
     """The report of a resumed run: all its finished episodes, and the last session's telemetry.
 
-    Args:
-        session: What the last session returned.
-        earlier: The report before it, None when it was killed before it wrote one.
-        earlier_rows: Episodes that were finished before the last session.
-        rows: All finished episodes.
-
-    Returns:
-        The report; episodes in the order of the plan, then those that the last session cut off.
-        Steps and rewards are of all sessions as far as known, times of those with a report.
-
-    Raises:
-        ConfigurationError: A row is no episode.
+    ``earlier`` is the report before the last session, ``earlier_rows`` what was finished by then,
+    and ``rows`` all that is. Episodes stand in the order of the plan, then those that the last
+    session cut off. Steps and rewards are of all sessions as far as known, times of those with a
+    report.
     """
     done = sorted(_read_rows(rows), key=lambda episode: episode.index)
     cut_off = [episode for episode in session.episodes if episode.interrupted]
