@@ -137,13 +137,9 @@ def check_episodes(probe: EnvProbe) -> None:
     for length in range(1, MAX_STEPS + 1):
         step = probe.step()
         returns += list(step.rewards)
-        terminated, truncated = probe.flags(step)
-        if length == 1:
-            # What the reset before interrupted is reported here, under its own id.
-            records = [r for r in step.completed_episodes if r.episode_id in ids]
-        else:
-            records = list(step.completed_episodes)
-        ended = np.flatnonzero(terminated | truncated).tolist()
+        # The first step also reports what the reset before interrupted, under its own id.
+        records = [r for r in step.completed_episodes if length > 1 or r.episode_id in ids]
+        ended = np.flatnonzero(probe.ended(step)).tolist()
         if not ended:
             require(not records, rule, f"step {length} ends nothing but reports {len(records)}")
             continue
@@ -154,8 +150,8 @@ def check_episodes(probe: EnvProbe) -> None:
             _equal(rule, "episode_id", record.episode_id, ids[lane])
             _equal(rule, "step_count", record.step_count, length)
             _equal(rule, "seed", record.seed, seeds[lane])
-            _equal(rule, "terminated", record.terminated, bool(terminated[lane]))
-            _equal(rule, "truncated", record.truncated, bool(truncated[lane]))
+            _equal(rule, "terminated", record.terminated, bool(step.terminated_mask[lane]))
+            _equal(rule, "truncated", record.truncated, bool(step.truncated_mask[lane]))
             close = np.isclose(record.cumulative_reward, returns[lane], equal_nan=True)
             require(close, rule, f"cumulative_reward is {record.cumulative_reward}")
             in_order = 0 < record.start_timestamp_ns <= record.end_timestamp_ns
@@ -168,20 +164,16 @@ def check_next_step(probe: EnvProbe) -> None:
     rule = "next step"
     if probe.contract.autoreset_mode is not AutoresetMode.NEXT_STEP:
         return
-    probe.reset()
-    for _ in range(MAX_STEPS):
-        terminated, truncated = probe.flags(probe.step())
-        ended = np.flatnonzero(terminated | truncated).tolist()
-        if not ended:
-            continue
-        for lane in ended:
-            probe.episode_ids[lane] = mint_episode_id()
-        roll = probe.step()
-        flags = np.logical_or(*probe.flags(roll))
-        for lane in ended:
-            require(roll.rewards[lane] == 0.0, rule, f"lane {lane} has reward {roll.rewards[lane]}")
-            require(not flags[lane], rule, f"lane {lane} ended in the step that reset it")
+    if (done := _first_end(probe)) is None:
         return
+    ended = np.flatnonzero(probe.ended(done)).tolist()
+    for lane in ended:
+        probe.episode_ids[lane] = mint_episode_id()
+    roll = probe.step()
+    flags = probe.ended(roll)
+    for lane in ended:
+        require(roll.rewards[lane] == 0.0, rule, f"lane {lane} has reward {roll.rewards[lane]}")
+        require(not flags[lane], rule, f"lane {lane} ended in the step that reset it")
 
 
 def check_same_step(probe: EnvProbe) -> None:
@@ -189,18 +181,14 @@ def check_same_step(probe: EnvProbe) -> None:
     rule = "same step"
     if probe.contract.autoreset_mode is not AutoresetMode.SAME_STEP:
         return
-    probe.reset()
-    for _ in range(MAX_STEPS):
-        step = probe.step()
-        ended = np.logical_or(*probe.flags(step)).tolist()
-        if not any(ended):
-            continue
-        infos = decode_meta_map(step.infos, typed=probe.session.has_arrays)
-        for key in ("final_obs", "final_info"):
-            require(key in infos, rule, f"lanes ended, but the infos hold no {key}")
-            mask = column_of(infos.get(f"_{key}"), len(ended))
-            _equal(rule, f"_{key}", None if mask is None else list(mask), ended)
+    if (done := _first_end(probe)) is None:
         return
+    ended = probe.ended(done).tolist()
+    infos = decode_meta_map(done.infos, typed=probe.session.has_arrays)
+    for key in ("final_obs", "final_info"):
+        require(key in infos, rule, f"lanes ended, but the infos hold no {key}")
+        mask = column_of(infos.get(f"_{key}"), len(ended))
+        _equal(rule, f"_{key}", None if mask is None else list(mask), ended)
 
 
 def check_render(probe: EnvProbe) -> None:
@@ -274,6 +262,13 @@ def _check_second_session(address: str, token: str | None, tls: TLSLike, timeout
             check_reset(EnvProbe(session, timeout))
         except SessionRefusedError:
             return
+
+
+def _first_end(probe: EnvProbe) -> interaction_pb2.StepResponse | None:
+    """Reset and step until an episode ends; None if that takes too long."""
+    probe.reset()
+    steps = (probe.step() for _ in range(MAX_STEPS))
+    return next((step for step in steps if probe.ended(step).any()), None)
 
 
 def _rows(

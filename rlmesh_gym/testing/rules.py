@@ -41,12 +41,7 @@ def require(condition: object, rule: str, message: str) -> None:
 
 
 class EnvProbe:
-    """A client of one env endpoint, with what its contract says.
-
-    Args:
-        session: Used until the endpoint ends it; the owner closes it.
-        timeout: Seconds to wait for each answer.
-    """
+    """A client of one env endpoint, with what its contract says; it closes no session."""
 
     def __init__(self, session: EnvSession, timeout: float) -> None:
         self.session = session
@@ -59,7 +54,7 @@ class EnvProbe:
         self.contract.single_action_space.seed(0)
 
     def wait(self, pending: Pending[Any]) -> Any:
-        """Return the answer."""
+        """The answer, within the probe's timeout."""
         return pending.result(self.timeout)
 
     def sample(self, rows: int) -> value_pb2.SpaceValue:
@@ -78,14 +73,10 @@ class EnvProbe:
         pending = self.session.step(self.sample(self.num_envs), episode_ids=self.episode_ids)
         return self.wait(pending)  # type: ignore[no-any-return]
 
-    def flags(
-        self, step: interaction_pb2.StepResponse
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which lanes terminated and which were truncated."""
-        return (
-            np.frombuffer(step.terminated_mask, dtype=np.uint8) != 0,
-            np.frombuffer(step.truncated_mask, dtype=np.uint8) != 0,
-        )
+    def ended(self, step: interaction_pb2.StepResponse) -> NDArray[np.bool_]:
+        """Which lanes terminated or were truncated."""
+        masks = (step.terminated_mask, step.truncated_mask)
+        return np.logical_or(*(np.frombuffer(mask, np.uint8) for mask in masks))
 
     def refuses(self, call: Callable[[], Pending[Any]], rule: str, code: str) -> None:
         """Require that ``call`` is answered with a recoverable error of ``code``."""

@@ -78,11 +78,9 @@ class OpenTelemetryHooks(RuntimeHooks):
         episode = event.episode
         context = None if self._run is None else self._trace.set_span_in_context(self._run)
         begun = int(episode.started_at * _NS)
+        attributes = {**self._attributes, **_span_attributes(episode)}
         span = self._tracer.start_span(
-            "rlmesh_gym.episode",
-            context=context,
-            start_time=begun,
-            attributes={**self._attributes, **_span_attributes(episode)},
+            "rlmesh_gym.episode", context=context, start_time=begun, attributes=attributes
         )
         span.end(begun + int(episode.duration * _NS))
         labels = {**self._attributes, "rlmesh.end": episode.end}
@@ -119,16 +117,9 @@ class OpenTelemetryHooks(RuntimeHooks):
 
 
 def _span_attributes(episode: EpisodeRecord) -> dict[str, Any]:
-    found = {
-        "rlmesh.episode_id": episode.episode_id,
-        "rlmesh.lane": episode.lane,
-        "rlmesh.endpoint": episode.endpoint,
-        "rlmesh.seed": episode.seed,
-        "rlmesh.length": episode.length,
-        "rlmesh.return": episode.episode_return,
-        "rlmesh.success": episode.success,
-        "rlmesh.end": episode.end,
-    }
+    names = ("episode_id", "lane", "endpoint", "seed", "length", "success", "end")
+    found = {f"rlmesh.{name}": getattr(episode, name) for name in names}
+    found["rlmesh.return"] = episode.episode_return
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -6,7 +6,6 @@ node exporter's textfile collector looks.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ _FAMILIES = {
     "s": ("rlmesh_gym_time_seconds", "Time by operation and metric, in seconds."),
     "bytes": ("rlmesh_gym_message_bytes", "Message size by operation and metric, in bytes."),
 }
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_NON_FINITE = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 _OTHER = ("rlmesh_gym_sample", "Other samples by operation and metric, without a unit.")
 
 
@@ -48,35 +49,21 @@ def prometheus_text(snapshot: TelemetrySnapshot) -> str:
                 _sample(f"{name}_sum", own, row.total),
                 _sample(f"{name}_count", own, row.count),
             ]
-    name = "rlmesh_gym_horizon_seconds"
     lines += [
-        f"# HELP {name} Time that the snapshot covers, in seconds.",
-        f"# TYPE {name} gauge",
-        _sample(name, labels, snapshot.duration),
-    ]
-    name = "rlmesh_gym_pending_seconds"
-    lines += [
-        f"# HELP {name} For how long the operation in flight has been waiting.",
-        f"# TYPE {name} gauge",
+        "# HELP rlmesh_gym_horizon_seconds Time that the snapshot covers, in seconds.",
+        "# TYPE rlmesh_gym_horizon_seconds gauge",
+        _sample("rlmesh_gym_horizon_seconds", labels, snapshot.duration),
+        "# HELP rlmesh_gym_pending_seconds For how long the operation in flight has been waiting.",
+        "# TYPE rlmesh_gym_pending_seconds gauge",
     ]
     if snapshot.pending is not None:
         operation, seconds = snapshot.pending
-        lines.append(_sample(name, {**labels, "operation": operation}, seconds))
+        own = {**labels, "operation": operation}
+        lines.append(_sample("rlmesh_gym_pending_seconds", own, seconds))
     return "\n".join(lines) + "\n"
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    inner = ",".join(f'{key}="{_label(text)}"' for key, text in labels.items())
-    return f"{name}{{{inner}}} {_number(value)}"
-
-
-def _label(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(value)
+    inner = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items())
+    number = repr(value)
+    return f"{name}{{{inner}}} {_NON_FINITE.get(number, number)}"

@@ -6,6 +6,7 @@ Each file is written beside its place and moved there, so that a reader never se
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from contextlib import nullcontext
@@ -19,9 +20,9 @@ from rlmesh_gym.runtime.report.records import EpisodeJournal
 from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["read_report", "write_episodes_csv", "write_report"]
+__all__ = ["episodes_csv", "read_report", "write_report"]
 
 EPISODES_CSV = "episodes.csv"
 REPORT_JSON = "report.json"
@@ -52,21 +53,19 @@ def write_report(
     """
     target = Path(directory)
     rows = [episode.to_dict() for episode in report.episodes]
-    text = json.dumps(report.to_dict(), allow_nan=False, indent=1)
-    page = html_report(report)
-
-    def write_text(content: str) -> Callable[[Path], Any]:
-        return lambda path: path.write_text(content, encoding="utf-8", errors="replace")
-
+    texts = {
+        REPORT_JSON: json.dumps(report.to_dict(), allow_nan=False, indent=1),
+        EPISODES_CSV: episodes_csv(rows),
+        REPORT_HTML: html_report(report),
+    }
     try:
         with EpisodeJournal(target) if journal is None else nullcontext(journal) as opened:
             for row in rows:
                 # A resumed run plays cut-off episodes anew.
                 if not row["interrupted"]:
                     opened.append(row)
-        _replace(target / REPORT_JSON, write_text(text))
-        _replace(target / EPISODES_CSV, lambda path: write_episodes_csv(rows, path))
-        _replace(target / REPORT_HTML, write_text(page))
+        for name, text in texts.items():
+            _replace(target / name, text)
     except OSError as error:
         raise ConfigurationError(
             f"cannot write the report to {target}: {error.strerror or error}"
@@ -92,18 +91,14 @@ def read_report(directory: str | os.PathLike[str]) -> RuntimeReport | None:
         ) from error
 
 
-def write_episodes_csv(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Write rows as a CSV table; nested values become JSON text in their cell.
-
-    The columns are the keys of all rows, in order of first appearance.
-    """
-    listed = list(rows)
-    columns = list(dict.fromkeys(key for row in listed for key in row))
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for row in listed:
-            writer.writerow([_cell(row.get(column)) for column in columns])
+def episodes_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a CSV table; the columns are the keys of all rows, nested values JSON text."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    return text.getvalue()
 
 
 def _cell(value: Any) -> Any:
@@ -113,10 +108,10 @@ def _cell(value: Any) -> Any:
     return "" if plain is None else plain
 
 
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+def _replace(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write(beside)
+        beside.write_bytes(text.encode("utf-8", "replace"))
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
