@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,19 +95,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
 
 
-@dataclass(frozen=True)
-class _Ends:
-    """Both ends of the run, connected."""
-
-    envs: tuple[EnvSession, ...]
-    model: ModelSession
-
-    @property
-    def can_reset_lanes(self) -> bool:
-        """Whether every lane can begin its next episode by itself, and so with a seed."""
-        return all(env.has_partial_reset or env.contract.num_envs == 1 for env in self.envs)
-
-
 def execute(options: argparse.Namespace) -> int:
     """Connect, play what is left, report."""
     directory = Path(options.report or options.resume)
@@ -116,23 +102,14 @@ def execute(options: argparse.Namespace) -> int:
     how = connection_arguments(options)
     with ExitStack() as stack:
         try:
-            envs = tuple(
-                stack.enter_context(EnvSession.open(address, **how)) for address in plan.env
-            )
+            envs = [stack.enter_context(EnvSession.open(address, **how)) for address in plan.env]
         except RemoteError as error:
             return tell(f"environment: {error}", Exit.ENV_UNREACHABLE)
         try:
             model = stack.enter_context(ModelSession.open(plan.model, **how))
         except RemoteError as error:
             return tell(f"model: {error}", Exit.MODEL_UNREACHABLE)
-        ends = _Ends(envs, model)
-        if plan.seed is not None and not ends.can_reset_lanes:
-            print(
-                "note: an endpoint cannot reset single lanes, so only each lane's first episode is "
-                "seeded",
-                file=sys.stderr,
-            )
-        return _play(plan, directory, options, ends)
+        return _play(plan, directory, options, envs, model)
 
 
 def _plan(options: argparse.Namespace, directory: Path) -> RunPlan:
@@ -153,19 +130,33 @@ def _check_unused(directory: Path) -> None:
         )
 
 
-def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _Ends) -> int:
+def _play(
+    plan: RunPlan,
+    directory: Path,
+    options: argparse.Namespace,
+    envs: list[EnvSession],
+    model: ModelSession,
+) -> int:
+    # Whether every lane can begin its next episode by itself, and so with a seed.
+    per_episode = all(env.has_partial_reset or env.contract.num_envs == 1 for env in envs)
+    if plan.seed is not None and not per_episode:
+        print(
+            "note: an endpoint cannot reset single lanes, so only each lane's first episode is "
+            "seeded",
+            file=sys.stderr,
+        )
     with EpisodeJournal(directory) as journal:
         if options.report is not None:
             _check_unused(directory)
         earlier = journal.rows
-        serves = ends.envs[0].contract.env_id
+        serves = envs[0].contract.env_id
         if played := {str(row.get("env_id")) for row in earlier} - {serves}:
             raise ConfigurationError(
                 f"{directory} holds episodes of {', '.join(sorted(played))} and the endpoint "
                 f"serves {serves}; name a new directory with --report"
             )
         before = read_report(directory)
-        remaining = plan.remaining(earlier, per_episode=ends.can_reset_lanes)
+        remaining = plan.remaining(earlier, per_episode=per_episode)
         if earlier:
             print(f"{len(earlier):,} episodes are done, {len(remaining.indices):,} are left")
         is_reported = before is not None and len(before.completed_episodes) >= len(earlier)
@@ -178,7 +169,7 @@ def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _En
         if options.video:
             hooks.append(VideoRecorder(directory / "videos", options.video))
         spec = _spec(plan, remaining, options.timeout, done=len(earlier))
-        session, error = _drive(spec, ends, hooks)
+        session, error = _drive(RuntimeDriver(spec, envs, model, hooks))
         rows = (*journal.rows, *recorder.unwritten)
         report = joined_sessions(session, before, earlier, rows)
         report = dataclasses.replace(report, base_seed=plan.seed)
@@ -188,8 +179,8 @@ def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _En
         except ConfigurationError as unwritten:
             return tell(str(unwritten), Exit.FAILED)
     if error is not None:
-        endpoints = [env.endpoint for env in ends.envs]
-        code, text = explain(error, plan.env, endpoints, ends.model.endpoint)
+        endpoints = [env.endpoint for env in envs]
+        code, text = explain(error, plan.env, endpoints, model.endpoint)
         if code in {Exit.ENV_UNREACHABLE, Exit.MODEL_UNREACHABLE}:
             text = f"{text}; when it is back, go on with --resume {directory}"
         return tell(text, code)
@@ -198,11 +189,8 @@ def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _En
     return Exit.DONE
 
 
-def _drive(
-    spec: RuntimeSessionSpec, ends: _Ends, hooks: list[RuntimeHooks]
-) -> tuple[RuntimeReport, Error | None]:
+def _drive(driver: RuntimeDriver) -> tuple[RuntimeReport, Error | None]:
     """Play; return the report of this session, and the error that ended it."""
-    driver = RuntimeDriver(spec, list(ends.envs), ends.model, hooks)
     cancellation = Cancellation()
     try:
         with interrupt_cancels(cancellation.cancel):

@@ -88,12 +88,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    mode = _mode(options)
+    what = str(options.env_id)
+    if options.num_envs is not None:
+        lanes = "1 lane" if options.num_envs == 1 else f"{options.num_envs} lanes"
+        what += f" ({lanes}, {'one by one' if mode is None else mode.name})"
     render = {} if options.render_mode is None else {"render_mode": options.render_mode}
     build = partial(
         build_env,
         options.env_id,
         num_envs=options.num_envs,
-        autoreset_mode=_mode(options),
+        autoreset_mode=mode,
         processes=options.processes,
         env_kwargs=keyword_arguments(options.env_kwargs),
         **render,
@@ -107,7 +112,7 @@ def execute(options: argparse.Namespace) -> int:
         overlap=options.overlap,
         dedicated_thread=options.dedicated_thread,
     )
-    serve_until_interrupted(server, _what(options))
+    serve_until_interrupted(server, what)
     return Exit.DONE
 
 
@@ -129,19 +134,12 @@ def build_env(env_id: str, **options: Any) -> Made:
     try:
         return make_envs(env_id, **options)
     except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
-        message = f"{error} An environment of your own needs the module that registers it"
-        raise ConfigurationError(f"{message}, as in my_package:MyEnv-v0") from error
+        raise ConfigurationError(
+            f"{error} An environment of your own needs the module that registers it, as in "
+            "my_package:MyEnv-v0"
+        ) from error
     except gym.error.Error:
         raise
     except Exception as error:
         message = f"making {env_id!r} failed: {type(error).__name__}: {error}"
         raise ConfigurationError(message) from error
-
-
-def _what(options: argparse.Namespace) -> str:
-    if options.num_envs is None:
-        return str(options.env_id)
-    mode = _mode(options)
-    kind = "one by one" if mode is None else mode.name
-    lanes = "1 lane" if options.num_envs == 1 else f"{options.num_envs} lanes"
-    return f"{options.env_id} ({lanes}, {kind})"

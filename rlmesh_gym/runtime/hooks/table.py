@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlmesh_gym.errors import ConfigurationError
@@ -111,14 +112,12 @@ class CompositeHooks(RuntimeHooks):
     """
 
     def __init__(self, hooks: Iterable[RuntimeHooks]) -> None:
-        self.hooks: tuple[RuntimeHooks, ...] = tuple(_flatten(hooks))
+        self.hooks: tuple[RuntimeHooks, ...] = _flatten(hooks)
 
 
-def _flatten(hooks: Iterable[RuntimeHooks]) -> list[RuntimeHooks]:
-    flat: list[RuntimeHooks] = []
-    for hook in hooks:
-        flat.extend(hook.hooks if isinstance(hook, CompositeHooks) else [hook])
-    return flat
+def _flatten(hooks: Iterable[RuntimeHooks]) -> tuple[RuntimeHooks, ...]:
+    parts = (hook.hooks if isinstance(hook, CompositeHooks) else (hook,) for hook in hooks)
+    return tuple(chain.from_iterable(parts))
 
 
 def _overridden(hook: RuntimeHooks, name: str) -> Callable[[Any], Any] | None:
@@ -144,7 +143,7 @@ def as_hooks(hooks: RuntimeHooks | Iterable[RuntimeHooks] | None) -> tuple[Runti
                 f"hooks have methods such as {OBSERVERS[3]} or {TRANSFORMS[0]}, got {hook!r}; "
                 f"{advice}"
             )
-    return tuple(_flatten(given))
+    return _flatten(given)
 
 
 def _is_hook(candidate: Any) -> bool:

@@ -81,7 +81,9 @@ def read_episodes(path: str | os.PathLike[str]) -> EpisodeFile:
     Raises:
         ConfigurationError: There is no such file.
     """
-    source = _journal_path(path)
+    source = Path(path)
+    if source.is_dir() or not source.suffix:
+        source /= EPISODES_JSONL
     try:
         data = source.read_bytes()
     except FileNotFoundError:
@@ -91,8 +93,7 @@ def read_episodes(path: str | os.PathLike[str]) -> EpisodeFile:
     except OSError as error:
         raise ConfigurationError(f"{source} cannot be read: {error.strerror or error}") from error
     rows: list[Row] = []
-    damaged = 0
-    whole = 0
+    damaged = whole = 0
     for line in data.splitlines(keepends=True):
         row = _parse(line)
         if row is not None:
@@ -195,8 +196,12 @@ class EpisodeJournal:
         if key in self._keys:
             return False
         length = os.fstat(self._descriptor).st_size
+        # ASCII only: no reader takes an exotic line separator in a string for the end of a line.
+        text = json.dumps(plain, allow_nan=False, separators=(",", ":")) + "\n"
+        line = memoryview(text.encode("ascii"))
         try:
-            _write_all(self._descriptor, _line(plain))
+            while line:
+                line = line[os.write(self._descriptor, line) :]
         except OSError:
             # Half a line would spoil the next one.
             os.ftruncate(self._descriptor, length)
@@ -223,16 +228,6 @@ class EpisodeJournal:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _journal_path(path: str | os.PathLike[str]) -> Path:
-    given = Path(path)
-    return given / EPISODES_JSONL if given.is_dir() or not given.suffix else given
-
-
-def _line(row: Row) -> bytes:
-    # ASCII only: no reader takes an exotic line separator in a string for the end of a line.
-    return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _parse(line: bytes) -> Row | None:
@@ -265,9 +260,3 @@ def _lock(descriptor: int) -> None:
         raise
     except (ImportError, OSError):
         logger.debug("files of this system cannot be locked", exc_info=True)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
