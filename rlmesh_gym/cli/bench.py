@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlmesh_gym.cli.exit_codes import Exit
-from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, count_option
 from rlmesh_gym.env import RemoteVectorEnv
 from rlmesh_gym.rpc import EnvSession
 from rlmesh_gym.runtime.report.formatting import format_duration, text_table
@@ -48,12 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="ENV_ID",
         help="environment without an address, default CartPole-v1; with one, what to compare with",
     )
-    parser.add_argument(
-        "--num-envs", type=positive_int, default=8, metavar="N", help="lanes without an address"
-    )
-    parser.add_argument(
-        "--steps", type=positive_int, default=1000, metavar="N", help="vector steps to measure"
-    )
+    count_option(parser, "--num-envs", "lanes without an address", default=8)
+    count_option(parser, "--steps", "vector steps to measure", default=1000)
     parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
     add_connection_options(parser)
 

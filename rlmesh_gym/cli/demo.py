@@ -12,7 +12,7 @@ from tqdm import tqdm
 import rlmesh_gym  # noqa: F401 - registers the id
 from rlmesh_gym.cli.demo_learner import PPO
 from rlmesh_gym.cli.exit_codes import Exit
-from rlmesh_gym.cli.options import positive_int
+from rlmesh_gym.cli.options import count_option
 from rlmesh_gym.episodes import EpisodeStatistics
 from rlmesh_gym.runtime.report.episode_table import episodes_text
 from rlmesh_gym.runtime.report.formatting import format_number
@@ -41,13 +41,8 @@ numpy, and shows the mean return before and after. The same seed gives the same 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
-    parser.add_argument(
-        "--updates",
-        type=positive_int,
-        default=_UPDATES,
-        metavar="N",
-        help=f"at most so many learning steps (default: {_UPDATES})",
-    )
+    text = f"at most so many learning steps (default: {_UPDATES})"
+    count_option(parser, "--updates", text, default=_UPDATES)
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import ConfigurationError
@@ -16,12 +18,21 @@ __all__ = [
     "add_connection_options",
     "add_server_options",
     "connection_arguments",
+    "count_option",
+    "find_in_working_directory",
     "keyword_arguments",
     "positive_int",
     "server_tls",
 ]
 
 _TOKEN_HELP = "better given as RLMESH_GYM_TOKEN, since others see a command line"  # noqa: S105
+
+
+def count_option(
+    parser: argparse.ArgumentParser, name: str, text: str, default: int | None = None
+) -> None:
+    """Add an option for a whole number of at least 1."""
+    parser.add_argument(name, type=positive_int, default=default, metavar="N", help=text)
 
 
 def positive_int(text: str) -> int:
@@ -89,6 +100,13 @@ def connection_arguments(options: argparse.Namespace) -> dict[str, Any]:
         names = ("connect", "reset", "step", "render", "predict", "resolve")
         timeouts = dict.fromkeys(names, options.timeout)
     return {"token": options.token, "tls": tls, "timeouts": timeouts}
+
+
+def find_in_working_directory() -> None:
+    """Let imports find the working directory's modules, which a console script's do not."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def keyword_arguments(texts: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gymnasium import spaces
 
 from rlmesh_gym.cli.exit_codes import Exit
-from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, count_option
 from rlmesh_gym.errors import AuthenticationError, ProtocolError
 from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.rpc import EnvSession, ModelSession
@@ -31,9 +31,7 @@ It shakes hands and takes no session, so it may be used while a training runs th
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("address", metavar="ADDRESS", help="of an env or a model endpoint")
-    parser.add_argument(
-        "--count", type=positive_int, default=10, metavar="N", help="round trips to measure"
-    )
+    count_option(parser, "--count", "round trips to measure", default=10)
     parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
     add_connection_options(parser)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.exit_codes import Exit, explain, tell
-from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, count_option
 from rlmesh_gym.cli.run_plan import RunPlan
 from rlmesh_gym.cli.signals import interrupt_cancels
 from rlmesh_gym.errors import ConfigurationError, Error, RemoteError
@@ -66,32 +66,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="env endpoint; may be repeated, all their lanes are played at once",
     )
     parser.add_argument("--model", metavar="ADDRESS", help="model endpoint")
-    parser.add_argument(
-        "--episodes", type=positive_int, metavar="N", help="to complete in all (default: 100)"
-    )
+    count_option(parser, "--episodes", "to complete in all (default: 100)")
     parser.add_argument("--seed", type=int, metavar="N", help="default: unseeded")
-    parser.add_argument(
-        "--horizon",
-        type=positive_int,
-        metavar="N",
-        help="actions of each predicted chunk to execute (default: 1)",
-    )
-    parser.add_argument(
-        "--max-episode-steps", type=positive_int, metavar="N", help="truncate episodes there"
-    )
+    count_option(parser, "--horizon", "actions of each predicted chunk to execute (default: 1)")
+    count_option(parser, "--max-episode-steps", "truncate episodes there")
     parser.add_argument(
         "--shard", type=_shard, metavar="I/N", help="play the I-th of N parts of the episodes"
     )
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--report", metavar="DIRECTORY", help="where to write the report")
     place.add_argument("--resume", metavar="DIRECTORY", help="go on with the run in there")
-    parser.add_argument(
-        "--video",
-        type=positive_int,
-        default=0,
-        metavar="N",
-        help="record the first N episodes of this session; the env must render rgb_array",
-    )
+    text = "record the first N episodes of this session; the env must render rgb_array"
+    count_option(parser, "--video", text, default=0)
     add_connection_options(parser)
 
 

@@ -9,8 +9,13 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.cli.exit_codes import Exit
-from rlmesh_gym.cli.loading import find_in_working_directory
-from rlmesh_gym.cli.options import add_server_options, keyword_arguments, positive_int, server_tls
+from rlmesh_gym.cli.options import (
+    add_server_options,
+    count_option,
+    find_in_working_directory,
+    keyword_arguments,
+    server_tls,
+)
 from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
@@ -43,9 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "env_id", metavar="ENV_ID", help="Gymnasium id, as module:Id where an import registers it"
     )
-    parser.add_argument(
-        "--num-envs", type=positive_int, metavar="N", help="serve N lanes (default: one env)"
-    )
+    count_option(parser, "--num-envs", "serve N lanes (default: one env)")
     parser.add_argument(
         "--autoreset-mode",
         choices=sorted(_MODES),
@@ -65,13 +68,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="argument of the environment, or a JSON object of them; may be repeated",
     )
-    parser.add_argument(
-        "--max-sessions",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="clients at a time, each with environments of its own (default: 1)",
-    )
+    text = "clients at a time, each with environments of its own (default: 1)"
+    count_option(parser, "--max-sessions", text, default=1)
     parser.add_argument(
         "--overlap",
         action="store_true",

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.cli.loading import build_handler, load_object
 from rlmesh_gym.cli.options import (
     add_connection_options,
     connection_arguments,
@@ -21,6 +20,7 @@ from rlmesh_gym.cli.options import (
     positive_int,
 )
 from rlmesh_gym.cli.serve import build_env
+from rlmesh_gym.cli.serve_model import build_handler, load_object
 from rlmesh_gym.cli.signals import interrupt_cancels, terminate_as_interrupt, wait_or_interrupt
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime import Cancellation
