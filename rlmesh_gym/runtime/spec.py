@@ -102,13 +102,13 @@ class RuntimeLimits:
         """
         for name, value in vars(self).items():
             if name == "close_timeout":
-                _require(_is_time(value), f"limits.{name}", "seconds above 0", value)
+                is_right, rule = _is_time(value), "seconds above 0"
             elif name == "telemetry_window":
-                is_right = _is_time(value, zero=True)
-                _require(is_right, f"limits.{name}", "seconds above 0, or 0 for none", value)
+                is_right, rule = _is_time(value, zero=True), "seconds above 0, or 0 for none"
             else:
                 is_right = value is None or _is_time(value, endless=True)
-                _require(is_right, f"limits.{name}", "seconds above 0 or None", value)
+                rule = "seconds above 0 or None"
+            _require(is_right, f"limits.{name}", rule, value)
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,8 @@ def series(values: NDArray[np.float64], *, label: str) -> str:
     mean_y = (top - moving_mean(values, window)) / (top - bottom) * _HEIGHT
     cloud = _dots(x, y) if count <= _MOST_DOTS else _band(x, y)
     columns = np.unique(np.linspace(0, count - 1, min(count, 2 * _COLUMNS)).astype(np.int64))
-    line = "L".join(f"{x[place]:.1f} {mean_y[place]:.1f}" for place in columns.tolist())
     title = f"mean of the last {window:,} episodes"
+    line = "L".join(_points(x[columns], mean_y[columns]))
     shapes = f'{cloud}<path class="line" d="M{line}"><title>{title}</title></path>'
     summary = (
         f"{label.capitalize()} of {count:,} episodes in order, from {format_number(low)} to "
@@ -175,17 +175,18 @@ def _span_text(begin: float, end: float, *, integer: bool) -> str:
 
 def _dots(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
     # A stroke of no length with round ends stays a circle however the picture is stretched.
-    marks = "".join(f"M{a:.1f} {b:.1f}h0" for a, b in zip(x.tolist(), y.tolist(), strict=True))
-    return f'<path class="dots" d="{marks}"/>'
+    return f'<path class="dots" d="{"".join(f"M{point}h0" for point in _points(x, y))}"/>'
 
 
 def _band(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
     starts = np.unique(np.linspace(0, y.size, _COLUMNS + 1).astype(np.int64))[:-1]
     least, greatest = np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
-    middles = x[starts]
-    upper = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(middles, least, strict=True))
-    lower = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(middles[::-1], greatest[::-1], strict=True))
-    return f'<path class="band" d="M{upper}L{lower}Z"/>'
+    there, back = _points(x[starts], least), _points(x[starts], greatest)[::-1]
+    return f'<path class="band" d="M{"L".join(there + back)}Z"/>'
+
+
+def _points(x: NDArray[np.float64], y: NDArray[np.float64]) -> list[str]:
+    return [f"{a:.1f} {b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
 
 
 def _whole(ticks: Sequence[float]) -> list[float]:

@@ -198,10 +198,8 @@ class EpisodeJournal:
         length = os.fstat(self._descriptor).st_size
         # ASCII only: no reader takes an exotic line separator in a string for the end of a line.
         text = json.dumps(plain, allow_nan=False, separators=(",", ":")) + "\n"
-        line = memoryview(text.encode("ascii"))
         try:
-            while line:
-                line = line[os.write(self._descriptor, line) :]
+            _write_all(self._descriptor, text.encode("ascii"))
         except OSError:
             # Half a line would spoil the next one.
             os.ftruncate(self._descriptor, length)
@@ -260,3 +258,9 @@ def _lock(descriptor: int) -> None:
         raise
     except (ImportError, OSError):
         logger.debug("files of this system cannot be locked", exc_info=True)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
