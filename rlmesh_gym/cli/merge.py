@@ -9,8 +9,7 @@ from rlmesh_gym.cli.exit_codes import Exit
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime.report.formatting import text_table
 from rlmesh_gym.runtime.report.records import EPISODES_JSONL
-from rlmesh_gym.runtime.report.report_files import write_report
-from rlmesh_gym.runtime.report.shards import merge_episodes, merged_report
+from rlmesh_gym.runtime.report.report_files import merge_episodes, merged_report, write_report
 
 if TYPE_CHECKING:
     import argparse

@@ -21,8 +21,7 @@ from rlmesh_gym.runtime.hooks.jsonl import EpisodeRecorder
 from rlmesh_gym.runtime.hooks.progress import ProgressBar
 from rlmesh_gym.runtime.hooks.video import VideoRecorder
 from rlmesh_gym.runtime.report.records import EPISODES_JSONL, EpisodeJournal, read_episodes
-from rlmesh_gym.runtime.report.report_files import read_report, write_report
-from rlmesh_gym.runtime.report.shards import joined_sessions
+from rlmesh_gym.runtime.report.report_files import joined_sessions, read_report, write_report
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
 
 if TYPE_CHECKING:

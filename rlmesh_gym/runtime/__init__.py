@@ -28,15 +28,18 @@ from rlmesh_gym.runtime.hooks.events import (
 from rlmesh_gym.runtime.hooks.jsonl import EpisodeRecorder, JsonLinesRecorder
 from rlmesh_gym.runtime.hooks.otel import OpenTelemetryHooks
 from rlmesh_gym.runtime.hooks.progress import ProgressBar
-from rlmesh_gym.runtime.hooks.prometheus import prometheus_text
 from rlmesh_gym.runtime.hooks.table import CompositeHooks, RuntimeHooks
 from rlmesh_gym.runtime.hooks.video import VideoRecorder
 from rlmesh_gym.runtime.report.bottleneck import Bottleneck
-from rlmesh_gym.runtime.report.metrics import HeldByModel, TelemetryRow, TelemetrySnapshot
+from rlmesh_gym.runtime.report.metrics import (
+    HeldByModel,
+    TelemetryRow,
+    TelemetrySnapshot,
+    prometheus_text,
+)
 from rlmesh_gym.runtime.report.records import EpisodeJournal, read_episodes
-from rlmesh_gym.runtime.report.report_files import read_report, write_report
+from rlmesh_gym.runtime.report.report_files import merge_episodes, read_report, write_report
 from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
-from rlmesh_gym.runtime.report.shards import merge_episodes
 from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec, derive_seed
 
 __all__ = [

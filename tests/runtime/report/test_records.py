@@ -23,8 +23,7 @@ from rlmesh_gym.runtime.report.records import (
     read_episodes,
     remaining_seeds,
 )
-from rlmesh_gym.runtime.report.report_files import episodes_csv
-from rlmesh_gym.runtime.report.shards import repeat_counts
+from rlmesh_gym.runtime.report.report_files import episodes_csv, repeat_counts
 
 if TYPE_CHECKING:
     from pathlib import Path
