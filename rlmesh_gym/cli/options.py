@@ -21,6 +21,7 @@ __all__ = [
     "count_option",
     "find_in_working_directory",
     "keyword_arguments",
+    "keyword_option",
     "positive_int",
     "server_tls",
 ]
@@ -107,6 +108,12 @@ def find_in_working_directory() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+
+
+def keyword_option(parser: argparse.ArgumentParser, name: str, owner: str) -> None:
+    """Add an option for what :func:`keyword_arguments` reads."""
+    text = f"argument of {owner}, or a JSON object of them; may be repeated"
+    parser.add_argument(name, action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
 def keyword_arguments(texts: Sequence[str]) -> dict[str, Any]:

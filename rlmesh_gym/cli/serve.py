@@ -14,6 +14,7 @@ from rlmesh_gym.cli.options import (
     count_option,
     find_in_working_directory,
     keyword_arguments,
+    keyword_option,
     server_tls,
 )
 from rlmesh_gym.cli.signals import serve_until_interrupted
@@ -61,13 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--processes", action="store_true", help="run each lane of the vector in its own process"
     )
     parser.add_argument("--render-mode", metavar="MODE", help="such as rgb_array")
-    parser.add_argument(
-        "--env-kwargs",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="argument of the environment, or a JSON object of them; may be repeated",
-    )
+    keyword_option(parser, "--env-kwargs", "the environment")
     text = "clients at a time, each with environments of its own (default: 1)"
     count_option(parser, "--max-sessions", text, default=1)
     parser.add_argument(

@@ -15,6 +15,7 @@ from rlmesh_gym.cli.options import (
     add_server_options,
     find_in_working_directory,
     keyword_arguments,
+    keyword_option,
     server_tls,
 )
 from rlmesh_gym.cli.signals import serve_until_interrupted
@@ -40,13 +41,7 @@ factory: a function that needs no arguments, or those of --kwargs, and returns o
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("object", metavar="MODULE:OBJECT", help="what to serve; or FILE.py:OBJECT")
-    parser.add_argument(
-        "--kwargs",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="argument of the class or factory, or a JSON object of them; may be repeated",
-    )
+    keyword_option(parser, "--kwargs", "the class or factory")
     add_server_options(parser)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -239,20 +240,14 @@ def check_env_endpoint(
         for rule in ENV_RULES:
             probe.rule = rule.__name__.removeprefix("check_").replace("_", " ")
             rule(probe)
-        _check_second_session(address, token, tls, timeout)
+        # A second session is refused, or has an environment of its own.
+        second = EnvSession.open(address, token=token, tls=tls)
+        with second, suppress(SessionRefusedError):
+            check_reset(EnvProbe(second, timeout))
     # The slot is free once the session has ended.
     with EnvSession.open(address, token=token, tls=tls) as session:
         check_reset(EnvProbe(session, timeout))
     return [(rule.__doc__ or rule.__name__).splitlines()[0] for rule in ENV_RULES]
-
-
-def _check_second_session(address: str, token: str | None, tls: TLSLike, timeout: float) -> None:
-    """A second session is refused, or has an environment of its own."""
-    with EnvSession.open(address, token=token, tls=tls) as session:
-        try:
-            check_reset(EnvProbe(session, timeout))
-        except SessionRefusedError:
-            return
 
 
 def _first_end(probe: EnvProbe) -> interaction_pb2.StepResponse | None:

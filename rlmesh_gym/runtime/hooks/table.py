@@ -147,9 +147,7 @@ def as_hooks(hooks: RuntimeHooks | Iterable[RuntimeHooks] | None) -> tuple[Runti
 
 
 def _is_hook(candidate: Any) -> bool:
-    if isinstance(candidate, type):
-        return False
-    return isinstance(candidate, RuntimeHooks) or any(
+    return not isinstance(candidate, type) and any(
         callable(getattr(candidate, name, None)) for name in (*OBSERVERS, *TRANSFORMS)
     )
 

@@ -110,12 +110,8 @@ def episode_section(episodes: Sequence[EpisodeRecord]) -> str:
     if not episodes:
         return ""
     listed = [_values(place, episode) for place, episode in enumerate(episodes[:_MOST_ROWS], 1)]
-    note = ""
-    if len(episodes) > _MOST_ROWS:
-        note = (
-            f'<p class="note">The first {_MOST_ROWS:,} of {len(episodes):,} episodes; '
-            "episodes.csv has them all.</p>"
-        )
+    first = f"The first {_MOST_ROWS:,} of {len(episodes):,} episodes; episodes.csv has them all."
+    note = f'<p class="note">{first}</p>' if len(episodes) > _MOST_ROWS else ""
     heads = "".join(
         f'<th scope="col" data-kind="{kind}"{" class=num" if kind in _NUMERIC else ""}>{name}</th>'
         for name, kind in _COLUMNS
