@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import DeadlineError
 from rlmesh_gym.rpc import InProcessPending
-from rlmesh_gym.runtime.report.metrics import CallTiming
-from rlmesh_gym.runtime.telemetry import MODEL_PREDICT, timing_of_answer
+from rlmesh_gym.runtime.report.metrics import MODEL_PREDICT, CallTiming
+from rlmesh_gym.runtime.telemetry import timing_of_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

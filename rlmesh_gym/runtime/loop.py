@@ -21,7 +21,7 @@ from rlmesh_gym.runtime.ends.env_lanes import ResetWay
 from rlmesh_gym.runtime.ends.policies import WholePolicy
 from rlmesh_gym.runtime.ends.rows import Rows
 from rlmesh_gym.runtime.hooks import events
-from rlmesh_gym.runtime.telemetry import ENV_RESET, ENV_STEP, MODEL_PREDICT
+from rlmesh_gym.runtime.report.metrics import ENV_RESET, ENV_STEP, MODEL_PREDICT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

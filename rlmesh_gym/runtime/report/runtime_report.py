@@ -137,14 +137,11 @@ class RuntimeReport(PlainData):
         numbers = [("episodes", f"{every.completed:,}", f"completed{cut_off}")]
         if every.completed:
             half = f"± {format_number(returns.ci95, 3)} (95% interval)"
+            half = "" if math.isnan(returns.ci95) else half
             span = f"({format_number(returns.minimum)} to {format_number(returns.maximum)})"
             truncated = f"({every.completed - every.terminated:,} truncated)"
             numbers += [
-                (
-                    "mean return",
-                    format_number(returns.mean),
-                    "" if math.isnan(returns.ci95) else half,
-                ),
+                ("mean return", format_number(returns.mean), half),
                 ("median return", format_number(returns.median), span),
                 ("mean length", format_number(every.lengths.mean), truncated),
             ]
