@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
@@ -38,7 +39,7 @@ _WIRE_MODES = {
     AutoresetMode.SAME_STEP: env_contract_pb2.AUTORESET_MODE_SAME_STEP,
     AutoresetMode.DISABLED: env_contract_pb2.AUTORESET_MODE_DISABLED,
 }
-_MODES: dict[int, AutoresetMode] = {number: mode for mode, number in _WIRE_MODES.items()}
+_MODES = {number: mode for mode, number in _WIRE_MODES.items()}
 _ID_BYTES = 38
 """What the episode id of one lane takes in a request; none has fewer than that."""
 
@@ -207,7 +208,13 @@ def decode_contract(message: env_contract_pb2.EnvContract) -> EnvContract:
         detail = f"{num_envs} lanes of {row_bytes} bytes do not fit in one message"
         raise CodecError(detail, path="num_envs")
     metadata = spec.metadata
-    mode = _decode_mode(message.autoreset_mode, metadata.get(MODE_KEY))
+    if message.autoreset_mode == env_contract_pb2.AUTORESET_MODE_UNSPECIFIED:
+        mode = mode_named(metadata.get(MODE_KEY)) or AutoresetMode.DISABLED
+    elif message.autoreset_mode in _MODES:
+        mode = _MODES[message.autoreset_mode]
+    else:
+        detail = f"{message.autoreset_mode} is not an autoreset mode"
+        raise CodecError(detail, path="autoreset_mode")
     if MODE_KEY in metadata:
         metadata[MODE_KEY] = mode
     return EnvContract(
@@ -232,14 +239,6 @@ def plain_spec(spec: env_contract_pb2.EnvSpec) -> None:
             plain_integers(getattr(spec, name), name)
 
 
-def _decode_mode(number: int, text: object) -> AutoresetMode:
-    if number in _MODES:
-        return _MODES[number]
-    if number != env_contract_pb2.AUTORESET_MODE_UNSPECIFIED:
-        raise CodecError(f"{number} is not an autoreset mode", path="autoreset_mode")
-    return mode_named(text) or AutoresetMode.DISABLED
-
-
 def _unicode(text: str, path: str) -> str:
     try:
         text.encode()
@@ -249,11 +248,9 @@ def _unicode(text: str, path: str) -> str:
 
 
 def _row_bytes(space: spaces.Space[Any]) -> int:
-    if isinstance(space, spaces.Dict):
-        return sum(_row_bytes(child) for child in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return sum(_row_bytes(child) for child in space.spaces)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        members = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return sum(map(_row_bytes, members))
     if isinstance(space, spaces.Text):
         return 8
-    itemsize = 1 if space.dtype is None else space.dtype.itemsize
-    return itemsize * math.prod(space.shape or ())
+    return np.dtype(space.dtype).itemsize * math.prod(space.shape or ())

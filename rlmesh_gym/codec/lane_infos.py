@@ -25,7 +25,6 @@ __all__ = [
     "lane_info",
     "plain_scalar",
     "take_lanes",
-    "without_notes",
 ]
 
 FINAL_OBS = "final_obs"
@@ -88,11 +87,7 @@ def final_info(infos: Any, lane: int, num_envs: int) -> dict[str, Any]:
     else:
         column = column_of(final, num_envs)
         is_apart = column is not None and isinstance(column[lane], Mapping)
-    return without_notes(lane_info(final if is_apart else infos, lane, num_envs))
-
-
-def without_notes(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one lane's info without the last observation and without a server's warnings."""
+    info = lane_info(final if is_apart else infos, lane, num_envs)
     return {key: info[key] for key in info if key not in (FINAL_OBS, CONFORMANCE_KEY)}
 
 
@@ -113,11 +108,7 @@ def take_lanes(infos: Mapping[str, Any], lanes: Sequence[int], num_envs: int) ->
 
 
 def plain_scalar(value: Any) -> Any:
-    """Return a numpy scalar as the Python one of which Gymnasium's arrays make it, if there is one.
-
-    ``int``, ``float`` and ``bool`` become int64, float64 and bool in a vector's infos; a lane whose
-    env gave them gets them back. All else is returned as it is.
-    """
+    """Return int64, float64 and bool, which a vector's infos make of Python's scalars, as those."""
     return value.item() if isinstance(value, _PLAIN_DTYPES) else value
 
 
@@ -130,11 +121,8 @@ def is_mask(infos: Mapping[str, Any], key: object) -> bool:
 
 def column_of(value: Any, num_envs: int) -> Sequence[Any] | None:
     """Return the value if it has one entry per lane."""
-    if isinstance(value, np.ndarray):
-        has_rows = value.ndim > 0 and len(value) == num_envs
-    else:
-        has_rows = isinstance(value, (list, tuple)) and len(value) == num_envs
-    return value if has_rows else None
+    has_rows = value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, (list, tuple))
+    return value if has_rows and len(value) == num_envs else None
 
 
 def _mask(value: Any, num_envs: int) -> Sequence[Any] | None:

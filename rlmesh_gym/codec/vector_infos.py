@@ -69,28 +69,24 @@ def one_dict(infos: Any, num_envs: int) -> dict[str, Any] | None:
 def vector_form(infos: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
     """Bring one dict of all lanes' infos into Gymnasium's form, whatever its server made of it.
 
-    Args:
-        infos: Lists may stand for arrays, masks may be missing; what does not have one entry per
-            lane speaks of all of them.
-        num_envs: Number of lanes.
+    Lists may stand for arrays, masks may be missing; what does not have one entry per lane speaks
+    of all of them.
     """
     arrays: dict[str, Any] = {}
     for key, value in infos.items():
+        column = column_of(value, num_envs)
         if isinstance(value, dict):
             arrays[key] = vector_form(value, num_envs)
-        elif isinstance(value, np.ndarray) and value.ndim and len(value) == num_envs:
-            arrays[key] = value
-        elif (column := column_of(value, num_envs)) is not None:
-            array = None if key == FINAL_OBS else number_array(list(column))
-            arrays[key] = _objects(column) if array is None else array
-        elif is_mask(infos, key):
+        elif isinstance(column, np.ndarray):
+            arrays[key] = column
+        elif column is None and is_mask(infos, key):
             arrays[key] = np.ones(num_envs, dtype=np.bool_)  # No mask at all.
         elif isinstance(value, np.ndarray):
             arrays[key] = np.repeat(value[np.newaxis], num_envs, axis=0)
         else:
-            array = number_array([value])
-            same = [value] * num_envs
-            arrays[key] = _objects(same) if array is None else np.repeat(array, num_envs, axis=0)
+            values = [value] * num_envs if column is None else list(column)
+            array = None if key == FINAL_OBS else number_array(values)
+            arrays[key] = _objects(values) if array is None else array
     for key in infos:
         if f"_{key}" not in infos and not is_mask(infos, key):
             arrays[f"_{key}"] = np.ones(num_envs, dtype=np.bool_)

@@ -44,13 +44,7 @@ def sequence_length(value: object) -> int | None:
 def as_array(value: object, dtype: np.dtype[Any], path: str) -> NDArray[Any]:
     """Return the value as an array of the given native dtype, its shape untouched.
 
-    The result is the value itself when nothing has to change, so it may alias the caller's memory.
-
-    Args:
-        value: Anything ``numpy.asarray`` takes: arrays of any byte order and layout, numbers,
-            nested lists, torch and jax arrays.
-        dtype: The element type wanted.
-        path: Where the value stands, for the error.
+    The value may be all that ``numpy.asarray`` takes; it is the result where nothing has to change.
 
     Raises:
         CodecError: Not numeric, ragged, or holding values that the dtype cannot hold exactly.

@@ -205,19 +205,18 @@ def _bounds(
         low = _bound(box.elementwise.low, size, dtype, f"{path}.low").reshape(shape)
         high = _bound(box.elementwise.high, size, dtype, f"{path}.high").reshape(shape)
         return low, high
+    ends: tuple[Any, Any]
     if kind == "uniform":
-        (low,) = _bound(box.uniform.low, 1, dtype, f"{path}.low")
-        (high,) = _bound(box.uniform.high, 1, dtype, f"{path}.high")
+        low = _bound(box.uniform.low, 1, dtype, f"{path}.low")
+        high = _bound(box.uniform.high, 1, dtype, f"{path}.high")
+        ends = low[0], high[0]
+    elif kind == "unbounded" and box.unbounded and dtype.kind == "f":
+        ends = -np.inf, np.inf
     elif kind == "unbounded" and box.unbounded:
-        if dtype.kind == "f":
-            low, high = -np.inf, np.inf
-        else:
-            low, high = (
-                (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            )
+        ends = (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     else:
         raise CodecError("the box has no bounds", path=path)
-    return np.full(shape, low, dtype), np.full(shape, high, dtype)
+    return np.full(shape, ends[0], dtype), np.full(shape, ends[1], dtype)
 
 
 def _bound(data: bytes, size: int, dtype: np.dtype[Any], path: str) -> NDArray[Any]:

@@ -6,28 +6,17 @@ from typing import TYPE_CHECKING
 
 from gymnasium.vector import AutoresetMode
 
+from rlmesh_gym.env.autoreset.conversion import Conversion
 from rlmesh_gym.env.autoreset.held import HeldFirstObservation
-from rlmesh_gym.env.autoreset.native import NativeDisabled, NativeNextStep, NativeSameStep
-from rlmesh_gym.env.autoreset.next_step import NextStepByLanes
-from rlmesh_gym.env.autoreset.same_step import SameStepByReset
+from rlmesh_gym.env.autoreset.next_step import NativeNextStep, NextStepByLanes
+from rlmesh_gym.env.autoreset.same_step import SameStep
 from rlmesh_gym.errors import AutoresetError, ConfigurationError
 
 if TYPE_CHECKING:
-    from rlmesh_gym.env.autoreset.conversion import Conversion
     from rlmesh_gym.env.drive.endpoint import Endpoint
 
 __all__ = ["choose_conversion"]
 
-_NEXT, _SAME, _DISABLED = (
-    AutoresetMode.NEXT_STEP,
-    AutoresetMode.SAME_STEP,
-    AutoresetMode.DISABLED,
-)
-_NATIVE: dict[AutoresetMode, type[Conversion]] = {
-    _NEXT: NativeNextStep,
-    _SAME: NativeSameStep,
-    _DISABLED: NativeDisabled,
-}
 _RESET = "partial reset (capability 'rlmesh_gym.partial_reset' or 'subset_step')"
 _STEP = "subset step (capability 'subset_step')"
 
@@ -72,16 +61,16 @@ def _plan(
     mode = endpoint.mode
     if limited is None:
         limited = endpoint.max_episode_steps is not None
-    if asked is mode and not limited:
-        return _NATIVE[mode], ()
-    reset_if_limited = (_RESET,) if limited else ()
-    if asked is _NEXT:
-        if mode is _SAME:
-            own_limit = ("an endpoint that does not reset in the same step",) if limited else ()
-            return HeldFirstObservation, (_STEP, *own_limit)
-        return NextStepByLanes, (_RESET, _STEP)
-    if asked is _SAME:
-        return SameStepByReset, (_RESET,)
-    if mode is _SAME:
-        return HeldFirstObservation, reset_if_limited
-    return NativeDisabled, (_RESET,)
+    is_native = asked is mode and not limited
+    if asked is AutoresetMode.SAME_STEP:
+        return SameStep, () if is_native else (_RESET,)
+    if asked is AutoresetMode.DISABLED:
+        if mode is AutoresetMode.SAME_STEP:
+            return HeldFirstObservation, (_RESET,) if limited else ()
+        return Conversion, () if is_native else (_RESET,)
+    if is_native:
+        return NativeNextStep, ()
+    if mode is AutoresetMode.SAME_STEP:
+        own_limit = ("an endpoint that does not reset in the same step",) if limited else ()
+        return HeldFirstObservation, (_STEP, *own_limit)
+    return NextStepByLanes, (_RESET, _STEP)

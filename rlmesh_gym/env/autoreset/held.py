@@ -45,9 +45,7 @@ class HeldFirstObservation(Conversion):
         """Step the running lanes; ended ones begin with what is held."""
         endpoint = self.endpoint
         if not any_true(endpoint.ended):
-            response = yield endpoint.send_step(actions)
-            reply = endpoint.read_step(response)
-            self.put_step(reply, batch)
+            reply = self.take((yield endpoint.send_step(actions)), batch)
             done = endpoint.advance(reply)
             if not done:
                 return self.rows(reply)
@@ -58,8 +56,7 @@ class HeldFirstObservation(Conversion):
         infos: dict[int, dict[str, Any]] = {}
         if running:
             response = yield endpoint.send_lane_step(running, actions)
-            reply = endpoint.read_step(response, running)
-            self.put_lane_step(running, reply, batch)
+            reply = self.take_some(response, running, batch)
             infos = self._hold(running, endpoint.advance(reply, running), reply, batch)
         infos.update(self._hand_out(beginning, batch))
         return sorted(infos.items())

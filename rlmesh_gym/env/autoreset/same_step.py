@@ -1,4 +1,4 @@
-"""SAME_STEP over an endpoint whose lanes the client resets."""
+"""SAME_STEP over an endpoint that has that mode, or whose lanes the client resets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.exchange import Exchange
 
-__all__ = ["SameStepByReset"]
+__all__ = ["SameStep"]
 
 
-class SameStepByReset(Conversion):
-    """Ended lanes are reset right after the step that ended them.
+class SameStep(Conversion):
+    """Lanes that the endpoint does not reset within the step are reset right after it.
 
     Works over every mode: on a NEXT_STEP endpoint the reset cancels the pending one, on a SAME_STEP
     endpoint only lanes that the client truncates need it.
@@ -27,9 +27,7 @@ class SameStepByReset(Conversion):
     def step(self, actions: Leaves, batch: Batch) -> Exchange:
         """Step all lanes, then reset the ended ones."""
         endpoint = self.endpoint
-        response = yield endpoint.send_step(actions)
-        reply = endpoint.read_step(response)
-        self.put_step(reply, batch)
+        reply = self.take((yield endpoint.send_step(actions)), batch)
         done = endpoint.advance(reply)
         if not done:
             return self.rows(reply)
@@ -44,10 +42,10 @@ class SameStepByReset(Conversion):
             endpoint.record(row, reply, row, reply.info(row))
         for row in reset_already:
             endpoint.record(row, reply, row, reply.final_info(row))
-        endpoint.begin(reset_already)
-        infos: dict[int, dict[str, Any]] = {}
-        if to_reset:
-            infos = yield from reset_lanes(endpoint, to_reset, batch)
+        endpoint.begin(reset_already)  # It learns the new ids with the next request.
+        if not to_reset:
+            return self.rows(reply)
+        infos = yield from reset_lanes(endpoint, to_reset, batch)
         rows: list[tuple[int, dict[str, Any]]] = []
         for index in range(endpoint.num_envs):
             if index in final:
