@@ -14,8 +14,7 @@ from rlmesh_gym.codec import SpaceCodec, encode_meta_map, join_infos
 from rlmesh_gym.codec.final_observations import decode_final_obs
 from rlmesh_gym.env import ConformanceWarning, RemoteVectorEnv
 from rlmesh_gym.env.drive.endpoint import StepReply
-from rlmesh_gym.env.reading.conformance import ConformanceLog
-from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos, read_infos
+from rlmesh_gym.env.reading.infos import BatchedInfos, ConformanceLog, LaneInfos, read_infos
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server import EnvServer
 from rlmesh_gym.server.env.lane_vector import LaneVector
