@@ -97,11 +97,15 @@ def split_metadata(metadata: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[An
     kept: dict[str, Any] = {}
     left_out: dict[Any, str] = {}
     for key, value in metadata.items():
-        fault = "its key is not a str" if not isinstance(key, str) else _fault(value)
-        if fault is None:
-            kept[key] = value
+        if not isinstance(key, str):
+            left_out[key] = "its key is not a str"
+            continue
+        try:
+            encode_meta_value(value)
+        except CodecError as error:
+            left_out[key] = str(error)
         else:
-            left_out[key] = fault
+            kept[key] = value
     return kept, left_out
 
 
@@ -113,14 +117,6 @@ def without_unsupported(contract: EnvContract) -> EnvContract:
             f"metadata[{key!r}] is not sent to clients: {reason}", UserWarning, stacklevel=2
         )
     return replace(contract, metadata=kept) if left_out else contract
-
-
-def _fault(value: Any) -> str | None:
-    try:
-        encode_meta_value(value)
-    except CodecError as error:
-        return str(error)
-    return None
 
 
 def encode_env_spec(

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
 from rlmesh_gym.codec import SpaceCodec, encode_meta_map, join_infos
-from rlmesh_gym.codec.final_observations import decode_final_obs
+from rlmesh_gym.codec.lane_infos import decode_final_obs
 from rlmesh_gym.env import ConformanceWarning, RemoteVectorEnv
 from rlmesh_gym.env.drive.endpoint import StepReply
 from rlmesh_gym.env.reading.infos import BatchedInfos, ConformanceLog, LaneInfos, read_infos

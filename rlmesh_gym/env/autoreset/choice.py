@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.env.autoreset.conversion import Conversion
-from rlmesh_gym.env.autoreset.held import HeldFirstObservation
 from rlmesh_gym.env.autoreset.next_step import NativeNextStep, NextStepByLanes
-from rlmesh_gym.env.autoreset.same_step import SameStep
+from rlmesh_gym.env.autoreset.same_step import HeldFirstObservation, SameStep
 from rlmesh_gym.errors import AutoresetError, ConfigurationError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint, StepReply
     from rlmesh_gym.env.drive.exchange import Exchange
-    from rlmesh_gym.env.reading.infos import InfoRows
+    from rlmesh_gym.env.reading.infos import InfoRows, LaneInfos
 
 __all__ = ["Conversion"]
 
@@ -48,7 +48,7 @@ class Conversion:
         reply = self.take((yield endpoint.send_step(actions)), batch)
         for row in endpoint.advance(reply):
             endpoint.record(row, reply, row, reply.info(row))
-        return self.rows(reply)
+        return self.rows(reply.infos)
 
     def reset(
         self,
@@ -69,10 +69,7 @@ class Conversion:
         given = [seed for seed in seeds if seed is not None]
         if len(indices) == endpoint.num_envs and len(given) in (0, len(seeds)):
             # Whole resets keep the batched infos as they are.
-            infos = yield from reset_whole(endpoint, batch, given, options)
-            if isinstance(infos, BatchedInfos):
-                return infos
-            return None if infos is None else [(i, infos.row(i)) for i in indices]
+            return self.rows((yield from reset_whole(endpoint, batch, given, options)))
         by_index = yield from reset_lanes(endpoint, indices, batch, seeds, options)
         return sorted(by_index.items())
 
@@ -141,9 +138,8 @@ class Conversion:
         batch.terminations[lanes] = reply.terminations
         batch.truncations[lanes] = reply.truncations
 
-    def rows(self, reply: StepReply) -> InfoRows:
-        """Return a whole step's infos."""
-        infos = reply.infos
+    def rows(self, infos: LaneInfos | BatchedInfos | None) -> InfoRows:
+        """Return the infos of all lanes as an exchange ends with them."""
         if infos is None or isinstance(infos, BatchedInfos):
             return infos
         return [(index, infos.row(index)) for index in range(self.endpoint.num_envs)]

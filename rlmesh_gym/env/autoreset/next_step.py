@@ -47,7 +47,7 @@ class NativeNextStep(Conversion):
         for row in endpoint.advance(reply, beginning=beginning):
             endpoint.record(row, reply, row, reply.info(row))
         endpoint.begin(beginning, episode_ids=[ids[index] for index in beginning])
-        return self.rows(reply)
+        return self.rows(reply.infos)
 
 
 class NextStepByLanes(Conversion):

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from rlmesh_gym.codec import decode_meta_map, join_infos, lane_info
-from rlmesh_gym.codec.final_observations import decode_final_obs
-from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_INFO, FINAL_OBS, plain_scalar
+from rlmesh_gym.codec.lane_infos import (
+    CONFORMANCE_KEY,
+    FINAL_INFO,
+    FINAL_OBS,
+    decode_final_obs,
+    plain_scalar,
+)
 from rlmesh_gym.codec.vector_infos import number_array, vector_form
 
 if TYPE_CHECKING:
