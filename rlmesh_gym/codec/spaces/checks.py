@@ -29,37 +29,14 @@ _FEW_NUMBERS = 256
 
 def domain_check(space: spaces.Space[Any]) -> RowCheck | None:
     """Return the check of a space of fixed size for values that are never legal, if there are."""
-    if isinstance(space, spaces.Discrete):
-        return _integer_check(int(space.start), int(space.start) + int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        start = space.start.astype(np.int64)
-        return _integer_check(start, start + space.nvec.astype(np.int64))
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        low = np.asarray(space.start, np.int64)
+        last = low + (np.asarray(count, np.int64) - 1)  # the end itself may be 2**63
+        return _range_check(low, last, lambda at: f"range [{low[at]}, {int(last[at]) + 1})")
     if isinstance(space, spaces.Box) and space.dtype.kind == "f":
-        return _check_nan
+        return lambda rows: _report(rows, np.isnan(rows), lambda _: "")
     return None
-
-
-def _integer_check(low: int | NDArray[Any], end: int | NDArray[Any]) -> RowCheck:
-    last = end - 1  # the end itself may be 2**63
-    is_scalar = isinstance(low, int)
-
-    def check(rows: NDArray[Any]) -> list[tuple[int, str]]:
-        if is_scalar and 0 < rows.size <= _FEW_NUMBERS:
-            numbers = rows.tolist()
-            if low <= min(numbers) and max(numbers) <= last:
-                return []
-        lows, lasts = np.broadcast_to(low, rows.shape[1:]), np.broadcast_to(last, rows.shape[1:])
-        return _report(
-            rows,
-            (rows < low) | (rows > last),
-            lambda at: f" not in range [{lows[at]}, {int(lasts[at]) + 1})",
-        )
-
-    return check
-
-
-def _check_nan(rows: NDArray[Any]) -> list[tuple[int, str]]:
-    return _report(rows, np.isnan(rows), lambda _: "")
 
 
 def bounds_check(space: spaces.Space[Any]) -> RowCheck | None:
@@ -68,29 +45,39 @@ def bounds_check(space: spaces.Space[Any]) -> RowCheck | None:
     NaN counts as inside: it is the domain check's.
     """
     if isinstance(space, spaces.MultiBinary):
-        return _range_check(np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8))
-    if not isinstance(space, spaces.Box) or space.dtype.kind == "b":
+        low, high = np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8)
+    elif isinstance(space, spaces.Box) and space.dtype.kind != "b":
+        low, high = space.low, space.high
+        if space.dtype.kind == "f":
+            free = np.isneginf(low).all() and np.isposinf(high).all()
+        else:
+            info = np.iinfo(space.dtype)  # type: ignore[type-var,unused-ignore]
+            free = (low == info.min).all() and (high == info.max).all()
+        if free:
+            return None
+    else:
         return None
-    low, high = space.low, space.high
+    return _range_check(low, high, lambda at: f"[{low[at]}, {high[at]}]")
+
+
+def _range_check(
+    low: NDArray[Any], high: NDArray[Any], legal: Callable[[tuple[int, ...]], str]
+) -> RowCheck | None:
     if low.size == 0:
         return None
-    if space.dtype.kind == "f":
-        free = np.isneginf(low).all() and np.isposinf(high).all()
-    else:
-        info = np.iinfo(space.dtype)  # type: ignore[type-var,unused-ignore]
-        free = (low == info.min).all() and (high == info.max).all()
-    return None if free else _range_check(low, high)
-
-
-def _range_check(low: NDArray[Any], high: NDArray[Any]) -> RowCheck:
     # One number instead of an image of equal ones: no second memory stream per check.
-    first_low, first_high = low.flat[0], high.flat[0]
-    uniform = bool((low == first_low).all() and (high == first_high).all())
-    lows, highs = (first_low, first_high) if uniform else (low, high)
+    first, last = low.flat[0].item(), high.flat[0].item()
+    is_uniform = bool((low == first).all() and (high == last).all())
+    is_whole = is_uniform and low.dtype.kind in "iu"
+    lows, highs = (first, last) if is_uniform else (low, high)
 
     def check(rows: NDArray[Any]) -> list[tuple[int, str]]:
+        if is_whole and 0 < rows.size <= _FEW_NUMBERS:
+            numbers = rows.ravel().tolist()
+            if first <= min(numbers) and max(numbers) <= last:
+                return []
         wrong = (rows < lows) | (rows > highs)
-        return _report(rows, wrong, lambda at: f" not in [{low[at]}, {high[at]}]")
+        return _report(rows, wrong, lambda at: f" not in {legal(at)}")
 
     return check
 

@@ -167,7 +167,6 @@ class SpaceCodec:
             for target, given in zip(out, self._handed_over(value, num_rows), strict=True):
                 target[start : start + num_rows] = given
             return
-        self._check_count(out)
         for (leaf, part), rows in zip(self._paired(value.leaves), out, strict=True):
             target = rows[start : start + num_rows]
             leaf.check_rows(target, num_rows)
@@ -276,13 +275,10 @@ class SpaceCodec:
         return found
 
     def _paired(self, leaves: Sequence[T]) -> zip[tuple[Leaf, T]]:
-        self._check_count(leaves)
-        return zip(self._leaves, leaves, strict=True)
-
-    def _check_count(self, leaves: Sequence[Any]) -> None:
         if len(leaves) != len(self._leaves):
             message = f"expected {len(self._leaves)} leaves, got {len(leaves)}"
             raise CodecError(message, path=self._path)
+        return zip(self._leaves, leaves, strict=True)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlmesh_gym.env.drive.resets import check_resettable, reset_lanes, reset_whole
 from rlmesh_gym.env.reading.infos import BatchedInfos
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.endpoint import Endpoint, StepReply
     from rlmesh_gym.env.drive.exchange import Exchange
     from rlmesh_gym.env.reading.infos import InfoRows, LaneInfos
+
+    LaneSeeds: TypeAlias = Sequence[int | None]
+    Options: TypeAlias = Mapping[str, Any] | None
 
 __all__ = ["Conversion"]
 
@@ -51,11 +54,7 @@ class Conversion:
         return self.rows(reply.infos)
 
     def reset(
-        self,
-        indices: Sequence[int],
-        seeds: Sequence[int | None],
-        options: Mapping[str, Any] | None,
-        batch: Batch,
+        self, indices: Sequence[int], seeds: LaneSeeds, options: Options, batch: Batch
     ) -> Exchange:
         """Reset some lanes or all, on the user's behalf.
 
@@ -73,12 +72,7 @@ class Conversion:
         by_index = yield from reset_lanes(endpoint, indices, batch, seeds, options)
         return sorted(by_index.items())
 
-    def check_reset(
-        self,
-        indices: Sequence[int],
-        seeds: Sequence[int | None],
-        options: Mapping[str, Any] | None,  # noqa: ARG002 - a conversion may look at them
-    ) -> None:
+    def check_reset(self, indices: Sequence[int], seeds: LaneSeeds, options: Options) -> None:  # noqa: ARG002
         """Check, before anything is sent, that ``reset`` can do it; see ``check_resettable``."""
         check_resettable(self.endpoint, indices, seeds)
 

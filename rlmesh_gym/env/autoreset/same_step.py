@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rlmesh_gym.codec import Leaves
+    from rlmesh_gym.env.autoreset.conversion import LaneSeeds, Options
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint, StepReply
     from rlmesh_gym.env.drive.exchange import Exchange
@@ -102,11 +103,7 @@ class HeldFirstObservation(Conversion):
         return sorted(infos.items())
 
     def reset(
-        self,
-        indices: Sequence[int],
-        seeds: Sequence[int | None],
-        options: Mapping[str, Any] | None,
-        batch: Batch,
+        self, indices: Sequence[int], seeds: LaneSeeds, options: Options, batch: Batch
     ) -> Exchange:
         """Hand out held observations; lanes without one, with a seed or options are reset."""
         endpoint = self.endpoint
@@ -125,12 +122,7 @@ class HeldFirstObservation(Conversion):
         by_reset.update(self._hand_out(ready, batch))
         return sorted(by_reset.items())
 
-    def check_reset(
-        self,
-        indices: Sequence[int],
-        seeds: Sequence[int | None],
-        options: Mapping[str, Any] | None,
-    ) -> None:
+    def check_reset(self, indices: Sequence[int], seeds: LaneSeeds, options: Options) -> None:
         """See the base class; lanes with a held observation need nothing of the endpoint."""
         by_index = dict(zip(indices, seeds, strict=True))
         _, others = self._divide(by_index, options)
@@ -138,7 +130,7 @@ class HeldFirstObservation(Conversion):
             check_resettable(self.endpoint, others, [by_index[index] for index in others])
 
     def _divide(
-        self, seeds: Mapping[int, int | None], options: Mapping[str, Any] | None
+        self, seeds: Mapping[int, int | None], options: Options
     ) -> tuple[list[int], list[int]]:
         """Return the lanes whose held observation will do, and those to be reset."""
         ready = [i for i, seed in seeds.items() if i in self._held and seed is None and not options]
