@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import uuid6
 
-from rlmesh_gym.episodes import EpisodeRecord
-from rlmesh_gym.success import success_of
+from rlmesh_gym.episodes import EpisodeRecord, success_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

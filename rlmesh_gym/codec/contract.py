@@ -214,10 +214,7 @@ def decode_contract(message: env_contract_pb2.EnvContract) -> EnvContract:
     if MODE_KEY in metadata:
         metadata[MODE_KEY] = mode
     return EnvContract(
-        env_id=spec.env_id,
-        single_observation_space=spec.single_observation_space,
-        single_action_space=spec.single_action_space,
-        metadata=metadata,
+        **vars(spec),
         num_envs=num_envs,
         render_mode=message.render_mode or None,
         autoreset_mode=mode,

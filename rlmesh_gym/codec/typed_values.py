@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from rlmesh_gym.codec.spaces.cast import object_array
 from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.errors import CodecError
 
@@ -181,11 +182,7 @@ def _unpack_marked(content: Any) -> Any:
     if name == "dict":
         return {key: unpack(item) for key, item in value.items()}
     if name == "objects":
-        items, shape = value["items"], value["shape"]
-        array = np.empty(len(items), dtype=object)
-        for index, item in enumerate(items):
-            array[index] = unpack(item)
-        return array.reshape(shape)
+        return object_array(unpack(list(value["items"]))).reshape(value["shape"])
     sequences: dict[str, Callable[[list[Any]], Any]]
     sequences = {"tuple": tuple, "set": set, "frozenset": frozenset}
     return sequences[name](unpack(list(value)))

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from rlmesh_gym.codec.lane_infos import FINAL_OBS, column_of, is_mask, lane_info, plain_scalar
+from rlmesh_gym.codec.spaces.cast import object_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,7 +87,7 @@ def vector_form(infos: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
         else:
             values = [value] * num_envs if column is None else list(column)
             array = None if key == FINAL_OBS else number_array(values)
-            arrays[key] = _objects(values) if array is None else array
+            arrays[key] = object_array(values) if array is None else array
     for key in infos:
         if f"_{key}" not in infos and not is_mask(infos, key):
             arrays[f"_{key}"] = np.ones(num_envs, dtype=np.bool_)
@@ -119,14 +120,6 @@ def number_array(values: list[Any]) -> NDArray[Any] | None:
         if row is None or row.shape != first.shape or (row.dtype == bool) != (first.dtype == bool):
             return None
     return np.array(rows)
-
-
-def _objects(values: Any) -> NDArray[Any]:
-    # Filled one by one: numpy would take lists of equal length for more axes.
-    array = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):
-        array[index] = value
-    return array
 
 
 class _Width:

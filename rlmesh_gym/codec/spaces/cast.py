@@ -14,9 +14,11 @@ import numpy as np
 from rlmesh_gym.errors import CodecError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-__all__ = ["as_array", "cast_exact", "describe", "sequence_length"]
+__all__ = ["as_array", "cast_exact", "describe", "object_array", "sequence_length"]
 
 _REAL_KINDS = "biuf"
 
@@ -39,6 +41,14 @@ def sequence_length(value: object) -> int | None:
     if isinstance(value, np.ndarray):
         return len(value) if value.ndim else None
     return len(value) if isinstance(value, (tuple, list)) else None
+
+
+def object_array(values: Sequence[Any]) -> NDArray[Any]:
+    """Return an array of one axis with these objects, whatever they are."""
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):  # At once, numpy would take equal lists for more axes.
+        array[index] = value
+    return array
 
 
 def as_array(value: object, dtype: np.dtype[Any], path: str) -> NDArray[Any]:

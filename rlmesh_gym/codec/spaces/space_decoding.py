@@ -90,7 +90,8 @@ class _Decoder:
         return space
 
     def _discrete(self, spec: spaces_pb2.SpaceSpec, path: str) -> spaces.Space[Any]:
-        dtype = self._integers(spec, path, scalar=True)
+        dtype = self._integers(spec, path)
+        self._expect_scalar(spec, path)
         n, start = spec.discrete.n, spec.discrete.start
         info = np.iinfo(dtype)  # type: ignore[type-var,unused-ignore]
         if n < 1 or start < info.min or start + n - 1 > min(info.max, _INT64_MAX):
@@ -100,7 +101,7 @@ class _Decoder:
         return spaces.Discrete(n, start=start)
 
     def _multi_binary(self, spec: spaces_pb2.SpaceSpec, path: str) -> spaces.Space[Any]:
-        self._expect(spec, types_pb2.DATA_TYPE_UINT8, path)
+        self._expect_uint8(spec, path)
         shape = self._shape(spec, 1, path)
         # MultiBinary(5) and MultiBinary((5,)) have equal values but do not compare equal.
         return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
@@ -127,7 +128,8 @@ class _Decoder:
         )
 
     def _text(self, spec: spaces_pb2.SpaceSpec, path: str) -> spaces.Space[Any]:
-        self._expect(spec, types_pb2.DATA_TYPE_UINT8, path, scalar=True)
+        self._expect_uint8(spec, path)
+        self._expect_scalar(spec, path)
         text = spec.text
         self._count(max(text.min_length, 0), f"min_length {text.min_length}", path)
         if not text.charset:
@@ -171,28 +173,22 @@ class _Decoder:
             message = f"with {what}, one row takes more than {MAX_MESSAGE_BYTES} bytes"
             raise CodecError(message, path=path)
 
-    def _integers(
-        self, spec: spaces_pb2.SpaceSpec, path: str, *, scalar: bool = False
-    ) -> np.dtype[Any]:
+    @staticmethod
+    def _integers(spec: spaces_pb2.SpaceSpec, path: str) -> np.dtype[Any]:
         dtype = decode_dtype(spec.dtype, path)
         if dtype.kind not in "iu":
             name = data_type_name(spec.dtype)
             raise CodecError(f"expected INT64 or another integer type, got {name}", path=path)
-        self._expect(spec, spec.dtype, path, scalar=scalar)
         return dtype
 
     @staticmethod
-    def _expect(
-        spec: spaces_pb2.SpaceSpec,
-        data_type: types_pb2.DataType.ValueType,
-        path: str,
-        *,
-        scalar: bool = False,
-    ) -> None:
-        if spec.dtype != data_type:
-            message = f"expected {data_type_name(data_type)}, got {data_type_name(spec.dtype)}"
-            raise CodecError(message, path=path)
-        if scalar and spec.shape:
+    def _expect_uint8(spec: spaces_pb2.SpaceSpec, path: str) -> None:
+        if spec.dtype != types_pb2.DATA_TYPE_UINT8:
+            raise CodecError(f"expected UINT8, got {data_type_name(spec.dtype)}", path=path)
+
+    @staticmethod
+    def _expect_scalar(spec: spaces_pb2.SpaceSpec, path: str) -> None:
+        if spec.shape:
             raise CodecError(f"expected no shape, got {tuple(spec.shape)}", path=path)
 
 
