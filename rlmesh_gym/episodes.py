@@ -267,14 +267,10 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def success_of(info: Mapping[str, Any]) -> bool | None:
-    """Read whether an episode succeeded from its final info.
+    """Read whether an episode succeeded from the info of its last step, of one lane.
 
-    Args:
-        info: Info of the episode's last step, of one lane. A flag is a bool, a number, or an
-            array, tensor, list or tuple with exactly one of these in it.
-
-    Returns:
-        The flag, or None where the info holds none that is one truth value.
+    A flag is a bool, a number, or an array, tensor, list or tuple with exactly one of these in it.
+    None where the info holds none that is one truth value.
     """
     for place in (info, info.get("episode")):
         if isinstance(place, Mapping):
@@ -286,8 +282,8 @@ def success_of(info: Mapping[str, Any]) -> bool | None:
 
 
 def _truth(value: Any) -> bool | None:
-    while isinstance(value, (list, tuple)) and len(value) == 1:
-        value = value[0]
+    if isinstance(value, (list, tuple)):
+        return _truth(value[0]) if len(value) == 1 else None
     item = getattr(value, "item", None)
     if callable(item):  # Arrays, numpy scalars and tensors, on whatever device.
         try:
@@ -296,8 +292,8 @@ def _truth(value: Any) -> bool | None:
             return None  # Several values, or none.
     elif callable(getattr(value, "__array__", None)):
         return _truth(value.__array__())
-    if isinstance(value, (list, tuple)):
-        return _truth(value) if len(value) == 1 else None
+    if isinstance(value, (list, tuple)):  # In an array of objects.
+        return _truth(value)
     if not isinstance(value, (bool, int, float)) or math.isnan(value):
         return None
     return bool(value)

@@ -47,9 +47,6 @@ class LaneTable:
 
     The arrays are written in place and never replaced, so views of them stay valid.
 
-    Args:
-        num_envs: Number of lanes.
-
     Attributes:
         ended: bool ``(n,)``; True from an episode's last step to the next one's first observation.
         episode_ids: Episode of each lane's last observation; ``""`` before the first reset.
@@ -83,13 +80,7 @@ class LaneTable:
         seeds: Sequence[int | None] | None = None,
         episode_ids: Sequence[str] | None = None,
     ) -> None:
-        """Begin a new episode on each of the lanes.
-
-        Args:
-            lanes: Which lanes.
-            seeds: Seed of each of them, in the same order; none were given if omitted.
-            episode_ids: Their ids if already minted (and sent down); minted here if omitted.
-        """
+        """Begin a new episode on each of the lanes; ids are minted unless that is done already."""
         now = time.monotonic_ns()
         for position, lane in enumerate(lanes):
             self.ended[lane] = False

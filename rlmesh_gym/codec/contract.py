@@ -35,9 +35,8 @@ __all__ = [
 ]
 
 _WIRE_MODES = {
-    AutoresetMode.NEXT_STEP: env_contract_pb2.AUTORESET_MODE_NEXT_STEP,
-    AutoresetMode.SAME_STEP: env_contract_pb2.AUTORESET_MODE_SAME_STEP,
-    AutoresetMode.DISABLED: env_contract_pb2.AUTORESET_MODE_DISABLED,
+    mode: env_contract_pb2.AutoresetMode.Value(f"AUTORESET_MODE_{mode.name}")
+    for mode in AutoresetMode
 }
 _MODES = {number: mode for mode, number in _WIRE_MODES.items()}
 _ID_BYTES = 38

@@ -152,9 +152,6 @@ def encode_final_obs(
 
     Gymnasium gives an object array with one observation, or None, per lane; some vector envs a
     dense batch.
-
-    Raises:
-        CodecError: A terminal observation does not fit the space.
     """
     encoded: list[bytes | None] = [None] * len(ended)
     is_per_lane = isinstance(final_obs, (list, tuple)) or (
@@ -173,11 +170,7 @@ def encode_final_obs(
 
 
 def decode_final_obs(codec: SpaceCodec, item: Any) -> Any:
-    """Return one lane's terminal observation as its space has it; None for lanes that go on.
-
-    Raises:
-        CodecError: It does not fit the space.
-    """
+    """Return one lane's terminal observation as its space has it; None for lanes that go on."""
     if item is None:
         return None
     if isinstance(item, bytes):

@@ -92,10 +92,6 @@ def _write(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
     write(value, out, path, depth)
 
 
-def _write_none(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
-    """None is a value without kind."""
-
-
 def _write_bool(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
     out.bool = bool(value)
 
@@ -217,7 +213,7 @@ def _write_via_list(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) 
 
 
 _WRITERS: dict[type, _Writer] = {
-    type(None): _write_none,
+    type(None): lambda *_: None,  # a value without kind
     bool: _write_bool,
     int: _write_integer,
     float: _write_number,

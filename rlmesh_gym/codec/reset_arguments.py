@@ -38,10 +38,8 @@ _MAX_SEED = 2**63 - 1
 def expand_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
     """Return one seed per lane: of an int ``s`` it makes ``s, s + 1 …``.
 
-    Raises:
-        ValueError: Another number of seeds than lanes.
-        TypeError: Something that is not an integer.
-        ConfigurationError: A seed below 0 or above int64.
+    Raises the ValueError and TypeError that Gymnasium does, and a ConfigurationError for a seed
+    that is below 0 or above int64.
     """
     if seed is None:
         return [None] * num_envs
@@ -91,12 +89,8 @@ def split_options(
 ) -> tuple[dict[str, Any] | None, npt.NDArray[np.bool_] | None]:
     """Take ``reset_mask`` out of a copy of the options; wrappers outside still see it in theirs.
 
-    Returns:
-        What goes to the lanes (``{}`` if there was only the mask), and a copy of the mask or None.
-
-    Raises:
-        TypeError: The options are no mapping, or the mask no array of bools.
-        ValueError: Its shape is wrong, or it names no lane.
+    Returns what goes to the lanes (``{}`` if there was only the mask), and a copy of the mask or
+    None. A mask that will not do is refused as Gymnasium does it.
     """
     if options is None:
         return None, None

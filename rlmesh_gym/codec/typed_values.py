@@ -42,15 +42,11 @@ _MAX_HEADER_BYTES = 1024
 
 
 def pack(value: Any, depth: int = 0) -> Any:
-    """Replace what a ``MetaMap`` has no kind for; all else stays as it is.
-
-    Raises:
-        CodecError: Nesting too deep, as in a list that holds itself.
-    """
+    """Replace what a ``MetaMap`` has no kind for; all else stays as it is."""
     if type(value) in _PLAIN:
         return value
     write = _PACKERS.get(type(value)) or _packer(value)
-    if depth > MAX_META_DEPTH:
+    if depth > MAX_META_DEPTH:  # as in a list that holds itself
         raise CodecError(f"nested more than {MAX_META_DEPTH} levels deep")
     return write(value, depth)
 
@@ -155,11 +151,7 @@ def _packer(value: Any) -> _Packer:
 
 
 def unpack(value: Any) -> Any:
-    """Undo ``pack`` on what came; dicts, lists and arrays are fresh.
-
-    Raises:
-        CodecError: The reserved key holds something else.
-    """
+    """Undo ``pack`` on what came; dicts, lists and arrays are fresh."""
     if isinstance(value, dict):
         if len(value) == 1 and RESERVED_KEY in value:
             try:

@@ -85,11 +85,7 @@ def _exact_integers(value: object, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def cast_exact(array: NDArray[Any], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-    """Cast by the rule of this module; returns the same array if it already has the dtype.
-
-    Raises:
-        CodecError: Not numeric, or a value does not fit an integer or bool dtype exactly.
-    """
+    """Cast by the rule of this module, or raise a CodecError; an array of the dtype comes back."""
     if array.dtype == dtype:
         return array
     if array.dtype.kind not in _REAL_KINDS:

@@ -133,11 +133,7 @@ class Leaf:
         return rows[row, ...].copy()
 
     def check_rows(self, rows: NDArray[Any], num_rows: int) -> None:
-        """Refuse rows that are not exactly of this leaf.
-
-        Raises:
-            CodecError: Another shape or dtype.
-        """
+        """Refuse, with a CodecError, rows of another shape or dtype."""
         shape = (num_rows, *self.shape)
         if rows.shape != shape or rows.dtype != self.dtype:
             message = f"expected shape {shape}, dtype {self.dtype}, got {describe(rows)}"

@@ -49,11 +49,7 @@ def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceS
 
 
 def plain_integers(spec: spaces_pb2.SpaceSpec, path: str = "$") -> None:
-    """Change a message of ``encode_space`` into the form that the released package reads.
-
-    Raises:
-        UnsupportedSpaceError: A MultiDiscrete starts elsewhere than at 0.
-    """
+    """Change a message of ``encode_space`` into the form that the released package reads."""
     kind = spec.WhichOneof("spec")
     if kind == "dict":
         for key, child in zip(spec.dict.keys, spec.dict.spaces, strict=True):

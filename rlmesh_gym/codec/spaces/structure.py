@@ -23,11 +23,7 @@ class Structure:
     """One node, such as a fundamental space: a single part."""
 
     def split(self, value: Any, parts: list[Any]) -> None:
-        """Append the parts of a nested value, in pre-order.
-
-        Raises:
-            CodecError: A key or element is missing, or the value cannot be taken apart at all.
-        """
+        """Append the parts of a nested value, in pre-order; a CodecError where one is missing."""
         parts.append(value)
 
     def join(self, parts: Iterator[Any]) -> Any:

@@ -49,11 +49,7 @@ def wire_charset(space: Text) -> str:
 
 
 def encode_text_slab(texts: Sequence[str], path: str = "$") -> bytes:
-    """Return the slab: a u64 count, one u64 byte length per text, then the UTF-8 bodies.
-
-    Raises:
-        CodecError: A text holds a lone surrogate, which UTF-8 cannot carry.
-    """
+    """Return the slab: a u64 count, one u64 byte length per text, then the UTF-8 bodies."""
     joined = "".join(texts)
     if joined.isascii():
         lengths = list(map(len, texts))
@@ -72,12 +68,7 @@ def encode_text_slab(texts: Sequence[str], path: str = "$") -> bytes:
 
 
 def decode_text_slab(data: bytes, num_rows: int, path: str = "$") -> list[str]:
-    """Read a slab back that must hold ``num_rows`` texts.
-
-    Raises:
-        CodecError: Short header, other count, lengths that do not add up to what follows
-            (missing or trailing bytes), or a body that is not UTF-8.
-    """
+    """Read a slab back that must hold ``num_rows`` texts and nothing else."""
     start = 8 * (num_rows + 1)
     if len(data) < start:
         message = f"expected a text header of {start} bytes for {num_rows} rows, got {len(data)}"

@@ -24,9 +24,8 @@ _OTHER_MODE = "an endpoint that does not reset in the same step"
 def choose_conversion(endpoint: Endpoint, asked: AutoresetMode) -> Conversion:
     """Return the conversion from the endpoint's mode to the one asked for.
 
-    Raises:
-        AutoresetError: The endpoint lacks a capability that the conversion needs.
-        ConfigurationError: It lacks one that ``max_episode_steps`` needs.
+    An AutoresetError says what the endpoint lacks for that, a ConfigurationError what it lacks for
+    ``max_episode_steps``.
     """
     limited = endpoint.max_episode_steps is not None
     conversion, missing = _plan(endpoint, asked, limited=limited)

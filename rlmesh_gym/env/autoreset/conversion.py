@@ -28,10 +28,8 @@ class Conversion:
 
     As it stands it serves DISABLED: lanes stay ended until the user resets them. That goes for a
     NEXT_STEP endpoint too: it resets a lane only when stepped past the end, which never happens,
-    since the vector refuses to step an ended lane.
-
-    Args:
-        endpoint: Its mode and capabilities suit the conversion; see ``choose_conversion``.
+    since the vector refuses to step an ended lane. Rows of ``actions`` are always those of all
+    lanes of the endpoint; ``indices`` are env_indices, ascending.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -40,12 +38,7 @@ class Conversion:
     def step(self, actions: Leaves, batch: Batch) -> Exchange:
         """Step the endpoint's lanes and write up the episodes that end with it.
 
-        Args:
-            actions: One row per lane of the endpoint.
-            batch: Gets observations, rewards and flags.
-
-        Returns:
-            An exchange that ends with the infos.
+        The batch gets observations, rewards and flags; the exchange ends with the infos.
         """
         endpoint = self.endpoint
         reply = self.take((yield endpoint.send_step(actions)), batch)
@@ -56,13 +49,9 @@ class Conversion:
     def reset(
         self, indices: Sequence[int], seeds: LaneSeeds, options: Options, batch: Batch
     ) -> Exchange:
-        """Reset some lanes or all, on the user's behalf.
+        """Reset some lanes or all, on the user's behalf, with one seed or None for each.
 
-        Args:
-            indices: Their env_indices, ascending.
-            seeds: One per lane of ``indices``.
-            options: For the environments.
-            batch: Gets the first observations; other rows stay as they are.
+        The batch gets their first observations; other rows stay as they are.
         """
         endpoint = self.endpoint
         given = [seed for seed in seeds if seed is not None]
@@ -80,13 +69,7 @@ class Conversion:
         """Drop what is held back for later; the endpoint was lost."""
 
     def step_some(self, indices: Sequence[int], actions: Leaves, batch: Batch) -> Exchange:
-        """Step some lanes only, none of which is ended; see :meth:`step`.
-
-        Args:
-            indices: Their env_indices, ascending.
-            actions: One row per lane of the endpoint.
-            batch: Only the rows of these lanes are written.
-        """
+        """Step some lanes only, none of which is ended; only their rows of the batch change."""
         response = yield self.endpoint.send_lane_step(indices, actions)
         return sorted(self.finish_some(response, indices, batch).items())
 

@@ -55,9 +55,6 @@ class NextStepByLanes(Conversion):
 
     Both requests are in flight together, unless that turns out to be the slower way; see
     :class:`RollPace`. An endpoint of one lane gets a ``Reset`` instead of the ``Step``.
-
-    Args:
-        endpoint: Its lanes can be reset and stepped one by one.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:

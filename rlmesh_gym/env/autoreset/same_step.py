@@ -55,11 +55,8 @@ class SameStep(Conversion):
         infos = yield from reset_lanes(endpoint, to_reset, batch)
         rows: list[tuple[int, dict[str, Any]]] = []
         for index in range(endpoint.num_envs):
-            if index in final:
-                rows.append((index, final[index]))
-                rows.append((index, infos.get(index, {})))
-            else:
-                rows.append((index, reply.info(index)))
+            own = [final[index], infos.get(index, {})] if index in final else [reply.info(index)]
+            rows += [(index, info) for info in own]
         return rows
 
 
@@ -69,9 +66,6 @@ class HeldFirstObservation(Conversion):
     The step that ends an episode returns the terminal observation out of ``final_obs``. Under
     NEXT_STEP the next step hands out what is held and steps the other lanes only; under DISABLED
     the user's reset hands it out.
-
-    Args:
-        endpoint: Its mode is SAME_STEP.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:

@@ -128,7 +128,7 @@ def read_infos(
 
     Args:
         message: As it came.
-        num_rows: Its rows.
+        num_rows: Of the reply.
         per_lane: The endpoint is one of lanes; else one of a vector env.
         conformance: Takes the reserved key.
         observation_codec: Given where ``final_obs`` holds terminal observations (SAME_STEP).
