@@ -58,7 +58,6 @@ class LaneTable:
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.num_envs: int = num_envs
         self.ended: npt.NDArray[np.bool_] = np.ones(num_envs, dtype=np.bool_)
         self.episode_ids: list[str] = [""] * num_envs
         self.seeds: list[int | None] = [None] * num_envs

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rlmesh_gym._proto.spaces.v1 import spaces_pb2
     from rlmesh_gym.codec.spaces.leaves import Leaf
 
 __all__ = ["Leaves", "LeavesValue", "SpaceCodec", "filler_action"]
@@ -60,10 +59,6 @@ class SpaceCodec:
         spec: Its description for the wire; not to be changed.
         paths: Path of each leaf.
     """
-
-    space: spaces.Space[Any]
-    spec: spaces_pb2.SpaceSpec
-    paths: tuple[str, ...]
 
     def __init__(self, space: spaces.Space[Any], path: str = "$") -> None:
         """Compile.
