@@ -7,7 +7,7 @@ fit the array that the first one chose, the key becomes an object array instead 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -131,24 +131,19 @@ class _Width:
     def add(self, infos: Any, info: Mapping[str, Any], lane: int) -> dict[str, Any]:
         if not isinstance(infos, dict):
             raise TypeError("a dict beside something else")  # For the level above to settle.
-        if not self._add_plainly(infos, info, lane):
-            # Once more key by key; what was added already is only added again.
+        if not _mixes_dicts(infos, info):
+            try:
+                return cast("dict[str, Any]", _GYMNASIUMS(self, infos, info, lane))
+            except _MISFITS:
+                pass
+        if len(info) == 1:
+            self._add_object(infos, *next(iter(info.items())), lane)
+        else:  # Once more key by key; what was added already is only added again.
             for key, value in info.items():
-                if not self._add_plainly(infos, {key: value}, lane):
-                    self._add_object(infos, key, value, lane)
+                self.add(infos, {key: value}, lane)
         return infos
 
     _add_info = add  # By which Gymnasium's function calls itself for nested dicts.
-
-    def _add_plainly(self, infos: dict[str, Any], info: Mapping[str, Any], lane: int) -> bool:
-        """Add as Gymnasium does; False where that does not go."""
-        if _mixes_dicts(infos, info):
-            return False
-        try:
-            _GYMNASIUMS(self, infos, info, lane)
-        except _MISFITS:
-            return False
-        return True
 
     def _add_object(self, infos: dict[str, Any], key: str, value: Any, lane: int) -> None:
         present, mask = infos.get(key), infos.get(f"_{key}")

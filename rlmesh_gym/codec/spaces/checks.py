@@ -66,15 +66,17 @@ def _range_check(
     if low.size == 0:
         return None
     # One number instead of an image of equal ones: no second memory stream per check.
-    first, last = low.flat[0].item(), high.flat[0].item()
+    first, last = low.flat[0], high.flat[0]
     is_uniform = bool((low == first).all() and (high == last).all())
-    is_whole = is_uniform and low.dtype.kind in "iu"
     lows, highs = (first, last) if is_uniform else (low, high)
+    is_scalar = low.ndim == 0 and low.dtype.kind == "i"
+    if is_scalar:
+        lows, highs = int(first), int(last)
 
     def check(rows: NDArray[Any]) -> list[tuple[int, str]]:
-        if is_whole and 0 < rows.size <= _FEW_NUMBERS:
-            numbers = rows.ravel().tolist()
-            if first <= min(numbers) and max(numbers) <= last:
+        if is_scalar and 0 < rows.size <= _FEW_NUMBERS:
+            numbers = rows.tolist()
+            if lows <= min(numbers) and max(numbers) <= highs:
                 return []
         wrong = (rows < lows) | (rows > highs)
         return _report(rows, wrong, lambda at: f" not in {legal(at)}")

@@ -199,13 +199,11 @@ class SpaceCodec:
         Raises:
             CodecError: Not leaves of this space with ``num_rows`` rows.
         """
-        pairs = self._paired(leaves)
-        if self._is_leaf:
-            ((leaf, rows),) = pairs
-            leaf.check_rows(rows, num_rows)
-            return leaf.unbatch(rows)
+        if self._is_leaf and len(leaves) == 1:
+            self._leaves[0].check_rows(leaves[0], num_rows)
+            return self._leaves[0].unbatch(leaves[0])
         parts = []
-        for leaf, rows in pairs:
+        for leaf, rows in self._paired(leaves):
             leaf.check_rows(rows, num_rows)
             parts.append(leaf.unbatch(rows))
         return self._structure.join(iter(parts))
@@ -238,7 +236,8 @@ class SpaceCodec:
 
         A Discrete is a numpy integer, other arrays are copies, Text is a ``str``.
         """
-        return self._structure.join(leaf.sample(rows, row) for leaf, rows in self._paired(leaves))
+        parts = [leaf.sample(rows, row) for leaf, rows in self._paired(leaves)]
+        return self._structure.join(iter(parts))
 
     # Checks
 
