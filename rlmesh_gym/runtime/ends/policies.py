@@ -10,6 +10,7 @@ from rlmesh_gym.codec import EnvSpec, split_metadata
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy import RemotePolicy
 from rlmesh_gym.policy.adapter import RowGrouping
+from rlmesh_gym.policy.episodes import Episodes
 from rlmesh_gym.policy.lane_policy import LanePolicy
 from rlmesh_gym.policy.planning.schedule import PlanSchedule
 from rlmesh_gym.rpc import LOCAL, ModelSession, Timeouts
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PolicySetup", "RunPolicy", "SessionPolicy", "WholePolicy"]
 
-_GROUPINGS = {"auto": None, "together": RowGrouping.TOGETHER, "apart": RowGrouping.APART}
-
 
 @dataclass(frozen=True)
 class PolicySetup:
@@ -38,6 +37,7 @@ class PolicySetup:
         contract: What the first env endpoint serves.
         codecs: Codecs of one observation and of one action.
         num_lanes: Lanes of the run.
+        has_single_lanes: Whether the run resets each lane of every env by itself.
         warn: Takes what the user should know.
     """
 
@@ -46,6 +46,7 @@ class PolicySetup:
     contract: EnvContract
     codecs: tuple[SpaceCodec, SpaceCodec]
     num_lanes: int
+    has_single_lanes: bool
     warn: Callable[[str], None]
 
 
@@ -159,10 +160,18 @@ class SessionPolicy(RunPolicy):
             codecs=setup.codecs,
             num_envs=setup.num_lanes,
             schedule=PlanSchedule(spec.execution_horizon),
-            grouping=_GROUPINGS[spec.predict_rows],
+            grouping=self._choose_grouping(setup, session),
             warn=setup.warn,
         )
         self.lanes.adapter.resolve()
+
+    @staticmethod
+    def _choose_grouping(setup: PolicySetup, session: AnyModelSession) -> RowGrouping | None:
+        rows = setup.spec.predict_rows
+        if rows != "auto":
+            return RowGrouping(rows)
+        goes_apart = setup.spec.execution_horizon > 1 or setup.has_single_lanes
+        return RowGrouping.APART if goes_apart and not session.batches_lanes else None
 
     def release(self, reason: str, timeout: float) -> None:
         """Release the adapter."""
@@ -175,7 +184,7 @@ class SessionPolicy(RunPolicy):
             self._session = None
 
 
-class WholePolicy(RunPolicy):
+class WholePolicy(RunPolicy, Episodes):
     """A :class:`~rlmesh_gym.RemotePolicy`, played exactly as a loop of the user's own would.
 
     Its schedule, its ensemble, its connection and its timeouts count, and a subclass's ``predict``
@@ -247,12 +256,6 @@ class WholePolicy(RunPolicy):
         if self._bounds is None:
             raise ConfigurationError("predict: the policy plays in a run now, and only there")
         return self._bounds
-
-    def restart(self, lanes: Any) -> None:
-        """Leave episodes as they are: the run knows when one begins."""
-
-    def observe_step(self, terminations: Any, truncations: Any) -> None:
-        """Leave episodes as they are: the run knows when one ends."""
 
     def release(self, reason: str, timeout: float) -> None:
         """Give the policy back; its adapter stays."""
