@@ -19,9 +19,9 @@ _MODES = {mode.name.replace("_", ""): mode for mode in AutoresetMode}
 
 def mode_named(name: object) -> AutoresetMode | None:
     """Return the mode of that name, in any spelling such as ``"same-step"``; None for no mode."""
-    if isinstance(name, AutoresetMode) or not isinstance(name, str):
-        return name if isinstance(name, AutoresetMode) else None
-    return _MODES.get(name.upper().replace("_", "").replace("-", ""))
+    if isinstance(name, str):
+        return _MODES.get(name.upper().replace("_", "").replace("-", ""))
+    return name if isinstance(name, AutoresetMode) else None
 
 
 def as_autoreset_mode(value: AutoresetMode | str | None) -> AutoresetMode | None:

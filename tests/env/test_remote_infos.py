@@ -11,11 +11,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
 from rlmesh_gym.codec import SpaceCodec, encode_meta_map, join_infos
-from rlmesh_gym.codec.final_observations import read_sample
+from rlmesh_gym.codec.lane_infos import decode_final_obs
 from rlmesh_gym.env import ConformanceWarning, RemoteVectorEnv
 from rlmesh_gym.env.drive.endpoint import StepReply
-from rlmesh_gym.env.reading.conformance import ConformanceLog
-from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos, read_infos
+from rlmesh_gym.env.reading.infos import BatchedInfos, ConformanceLog, LaneInfos, read_infos
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server import EnvServer
 from rlmesh_gym.server.env.lane_vector import LaneVector
@@ -198,11 +197,12 @@ def test_a_numeric_key_named_final_obs_stays_an_object_array() -> None:
 )
 def test_plain_samples_that_do_not_fit(space: Any, plain: Any) -> None:
     with pytest.raises(CodecError):
-        read_sample(space, plain)
+        decode_final_obs(SpaceCodec(space), plain)
 
 
 def test_plain_samples() -> None:
-    value = read_sample(gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Text(3))), [2, "ab"])
+    space = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Text(3)))
+    value = decode_final_obs(SpaceCodec(space), [2, "ab"])
     assert value == (2, "ab")
     assert isinstance(value[0], np.int64)
 

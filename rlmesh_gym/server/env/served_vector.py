@@ -12,8 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlmesh_gym.codec import EnvContract, SpaceCodec, final_info, find_autoreset_mode, one_dict
-from rlmesh_gym.codec.final_observations import encode_final_obs
-from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_OBS, take_lanes
+from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_OBS, encode_final_obs, take_lanes
 from rlmesh_gym.codec.reset_arguments import RESET_MASK, are_consecutive, lane_arguments
 from rlmesh_gym.errors import CodecError, ConfigurationError
 from rlmesh_gym.server.env.lane_vector import LaneVector
