@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.codec import as_autoreset_mode
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.server.env.making import make_envs
+from rlmesh_gym.server.env.lane_vector import make_envs
 from rlmesh_gym.server.env.server import EnvServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType
 
-    from rlmesh_gym.server.env.making import Made
+    from rlmesh_gym.server.env.lane_vector import Made
 
 __all__ = ["build", "main", "run"]
 
@@ -56,10 +56,7 @@ _EXIT_SECONDS = 0.5
 
 
 def build(config: Mapping[str, Any]) -> Made:
-    """Make the lanes that ``config`` asks for.
-
-    Returns:
-        A vector in the autoreset mode asked for, or the bare lanes if none was.
+    """Make the vector that ``config`` asks for, or bare lanes where it names no autoreset mode.
 
     Raises:
         ConfigurationError: A key is missing, unknown or wrong.

@@ -28,13 +28,7 @@ _WEIGHT = 0.2
 
 @dataclass(slots=True)
 class LaneResults(Generic[T]):
-    """What the calls gave.
-
-    Attributes:
-        values: One per lane, in the order asked.
-        user_ns: Nanoseconds that all took together, as a clock on the wall has it.
-        skew_ns: Slowest lane's time less the fastest's; None for one lane.
-    """
+    """What the calls gave, in the order asked, with their time together and the lanes' skew."""
 
     values: list[T]
     user_ns: int
@@ -42,23 +36,14 @@ class LaneResults(Generic[T]):
 
 
 class LaneCalls:
-    """Runs calls on lanes, and remembers how long they take.
-
-    Args:
-        overlap: Lanes may be at work at the same time.
-    """
+    """Runs calls on lanes, at the same time where that saves time; ``overlap`` allows it."""
 
     def __init__(self, *, overlap: bool) -> None:
         self._executor = GrowingExecutor("rlmesh_gym-lanes") if overlap else None
         self._mean_ns: dict[str, float] = {}
 
     def run(self, verb: str, lanes: Sequence[int], call: Callable[[int, int], T]) -> LaneResults[T]:
-        """Make ``call(row, lane)`` for every lane, also after one has failed.
-
-        Args:
-            verb: Name of what is done; each has its own mean.
-            lanes: Distinct lanes.
-            call: Gets the position in ``lanes`` and the lane.
+        """Make ``call(row, lane)`` for every lane; each verb has its own mean time.
 
         Raises:
             BaseException: The first lane's failure, once all lanes are done.
@@ -100,20 +85,17 @@ class LaneCalls:
         return [timed(0), *(other.result() for other in others)]  # type: ignore[list-item]
 
 
+@dataclass(slots=True, eq=False)
 class _LaneTask:
-    __slots__ = ("ahead", "keys", "run")
-
-    def __init__(self, keys: tuple[int, ...], run: Callable[[], None]) -> None:
-        self.keys = keys
-        self.run = run
-        self.ahead = 0
+    keys: tuple[int, ...]
+    run: Callable[[], None]
+    ahead: int = 0
 
 
 class LaneScheduler:
     """Runs calls on lanes: at the same time on different ones, in order on each.
 
-    Args:
-        max_pending: Calls that may wait or run; ``submit`` blocks beyond.
+    ``submit`` blocks while ``max_pending`` calls wait or run.
     """
 
     def __init__(self, max_pending: int = 4096) -> None:
@@ -124,12 +106,7 @@ class LaneScheduler:
         self._workers = GrowingExecutor("rlmesh_gym-lane")
 
     def submit(self, lanes: Iterable[int], run: Callable[[], None]) -> None:
-        """Have ``run`` called once everything submitted before on its lanes is done.
-
-        Args:
-            lanes: Distinct lanes, at least one.
-            run: Must not raise.
-        """
+        """Have ``run``, which must not raise, called once its lanes' earlier calls are done."""
         task = _LaneTask(tuple(lanes), run)
         with self._changed:
             self._changed.wait_for(lambda: self._pending < self._max_pending)

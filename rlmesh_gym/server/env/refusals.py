@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.server.env.served_env import Outcome
 
-__all__ = ["ErrorCode", "RefusedError", "check_roll", "decoded", "failure", "invalid"]
+__all__ = [
+    "ErrorCode",
+    "RefusedError",
+    "check_roll",
+    "decoded",
+    "failure",
+    "invalid",
+    "unsupported",
+]
 
 T = TypeVar("T")
 
@@ -28,9 +36,7 @@ class RefusedError(Exception):
     """A request that is answered with an in-band error.
 
     Attributes:
-        code: The wire's code.
         recoverable: The session goes on as if the request had not been made.
-        debug_info: For people, such as a traceback.
         lanes: Lanes that the request named; None for the whole vector.
         cuts: The running episodes of those lanes end here.
     """
@@ -58,6 +64,11 @@ def invalid(message: str) -> RefusedError:
     return RefusedError(ErrorCode.ENV_ERROR_CODE_INVALID_ACTION, message)
 
 
+def unsupported(message: str) -> RefusedError:
+    """Return the refusal of a request for what this server or environment does not do."""
+    return RefusedError(ErrorCode.ENV_ERROR_CODE_UNSUPPORTED, message)
+
+
 def decoded(decode: Callable[[], T]) -> T:
     """Return what ``decode`` does, its ``CodecError`` as the client's fault."""
     try:
@@ -67,11 +78,7 @@ def decoded(decode: Callable[[], T]) -> T:
 
 
 def check_roll(rolling: NDArray[np.bool_], outcome: Outcome) -> None:
-    """Check the lanes that a step was to reset (NEXT_STEP).
-
-    Raises:
-        RefusedError: One of them has a reward or an ending.
-    """
+    """Check that the lanes that a step was to reset (NEXT_STEP) have no reward or ending."""
     wrong = rolling & (outcome.terminated | outcome.truncated | (outcome.rewards != 0.0))
     if wrong.any():
         raise RefusedError(
@@ -86,14 +93,7 @@ def check_roll(rolling: NDArray[np.bool_], outcome: Outcome) -> None:
 def failure(
     what: str, error: BaseException, lanes: Sequence[int] | None, *, cuts: bool = True
 ) -> RefusedError:
-    """Return the refusal for an exception, with its traceback.
-
-    Args:
-        what: What failed, such as ``"step failed"``.
-        error: Why.
-        lanes: Lanes that the request named; None for the whole vector.
-        cuts: See :class:`RefusedError`.
-    """
+    """Return the refusal for an exception, with its traceback; see :class:`RefusedError`."""
     return RefusedError(
         ErrorCode.ENV_ERROR_CODE_INTERNAL,
         f"{what}: {type(error).__name__}: {error}",

@@ -64,8 +64,6 @@ class ServedEnv(ABC):
 
     Attributes:
         contract: What the handshake announces.
-        observation_codec: Codec of the single observation space.
-        action_codec: Codec of the single action space.
         has_lane_operations: Lanes can be stepped and reset one by one, also at the same time by
             several threads as long as no lane has two at once.
         has_partial_reset: Some of the lanes can be reset.
@@ -98,13 +96,7 @@ class ServedEnv(ABC):
         seeds: Sequence[int],
         options: dict[str, Any] | None,
     ) -> Outcome:
-        """Reset ``lanes``, or all if None.
-
-        Args:
-            lanes: Distinct lanes, checked by the caller.
-            seeds: As sent: none, or one per lane; a full reset takes any number.
-            options: Passed to the environment as they are.
-        """
+        """Reset ``lanes``, or all if None; a full reset takes any number of seeds."""
 
     @abstractmethod
     def step(self, lanes: Sequence[int] | None, action: Leaves) -> Outcome:

@@ -12,8 +12,7 @@ from rlmesh_gym.codec import EnvContract, SpaceCodec
 from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_INFO
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server.env.lane_calls import LaneCalls
-from rlmesh_gym.server.env.lane_envs import check_equal_spaces, close_all
-from rlmesh_gym.server.env.lane_values import as_flag, as_reward
+from rlmesh_gym.server.env.scalar_envs import as_flag, as_reward, check_equal_spaces, close_all
 from rlmesh_gym.server.env.served_env import Outcome, ServedEnv, once_per_path
 
 if TYPE_CHECKING:
@@ -38,10 +37,6 @@ class ServedLanes(ServedEnv):
         env_id: Name that the contract announces.
         overlap: Lanes may be at work at the same time, on threads of their own; they are where
             a call takes long enough to be worth it.
-
-    Raises:
-        ConfigurationError: No envs, or their spaces differ.
-        UnsupportedSpaceError: A space has no wire form.
     """
 
     has_lane_operations = True
@@ -52,6 +47,7 @@ class ServedLanes(ServedEnv):
     ) -> None:
         self.envs = list(envs)
         first = check_equal_spaces(self.envs)
+        self.base = first.unwrapped
         self.observation_codec = SpaceCodec(first.observation_space)
         self.action_codec = SpaceCodec(first.action_space)
         self._is_discrete = isinstance(first.action_space, Discrete)
@@ -80,7 +76,7 @@ class ServedLanes(ServedEnv):
             seed = seeds[row] if row < len(seeds) else None
             return self.envs[lane].reset(seed=seed, options=options)
 
-        named = self._named(lanes)
+        named = range(len(self.envs)) if lanes is None else lanes
         done = self._calls.run("reset", named, reset)
         return Outcome(
             self._rows([observation for observation, _ in done.values], named),
@@ -91,8 +87,11 @@ class ServedLanes(ServedEnv):
 
     def step(self, lanes: Sequence[int] | None, action: Leaves) -> Outcome:
         """Step lanes, each with its own row as the space samples it."""
-        named = self._named(lanes)
-        actions = self._actions(action, len(named))
+        named = range(len(self.envs)) if lanes is None else lanes
+        if self._is_discrete:
+            actions = list(action[0])  # Numpy integers already; many lanes feel the rest.
+        else:
+            actions = [self.action_codec.unflatten_row(action, row) for row in range(len(named))]
         done = self._calls.run("step", named, lambda row, lane: self.envs[lane].step(actions[row]))
         observations, infos = [], []
         rewards, terminated, truncated = [], [], []
@@ -120,10 +119,7 @@ class ServedLanes(ServedEnv):
         return None if env.render_mode is None else env.render()
 
     def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any] | None:
-        """Return one lane's dict as it is; several as a list beside a mask.
-
-        The mask marks the lanes whose episode ended, after a reset all of them.
-        """
+        """Return one lane's dict, or several beside a mask of those that ended (reset: all)."""
         infos = list(outcome.infos)
         found: dict[int, list[dict[str, str]]] = {}
         for row, warning in warnings:
@@ -150,15 +146,6 @@ class ServedLanes(ServedEnv):
         """Close every lane, also when one of them fails to; the first failure is raised."""
         self._calls.close()
         close_all(self.envs)
-
-    def _actions(self, action: Leaves, rows: int) -> Sequence[Any]:
-        """Return the actions row by row, each as its space samples it."""
-        if self._is_discrete:
-            return list(action[0])  # Numpy integers already; a step of many lanes feels the rest.
-        return [self.action_codec.unflatten_row(action, row) for row in range(rows)]
-
-    def _named(self, lanes: Sequence[int] | None) -> Sequence[int]:
-        return range(len(self.envs)) if lanes is None else lanes
 
     def _rows(self, observations: Sequence[Any], lanes: Sequence[int]) -> Leaves:
         try:

@@ -33,21 +33,16 @@ _PICTURE_AXES = 3
 
 
 class ServedVector(ServedEnv):
-    """A vector env, whatever its width.
+    """A vector env, whatever its width; this object closes it.
 
     A plain ``SyncVectorEnv`` is driven lane by lane with the same results: that saves its deep
     copies, and keeps terminal observations from lanes that change theirs in place.
 
     Args:
-        envs: The vector env; this object closes it.
+        envs: The vector env.
         env_id: Name that the contract announces.
         partial_reset: Whether it honours ``options["reset_mask"]``; None finds out.
         in_process: Drive it just as it is, since it belongs to a run of this process.
-
-    Raises:
-        ConfigurationError: Its autoreset mode is none that Gymnasium has, or its lanes declare
-            different bounds.
-        UnsupportedSpaceError: A space has no wire form.
     """
 
     has_lane_operations = False
@@ -63,7 +58,7 @@ class ServedVector(ServedEnv):
         mode = find_autoreset_mode(envs)
         base = envs.unwrapped
         if partial_reset is None:
-            partial_reset = isinstance(base, (SyncVectorEnv, AsyncVectorEnv, LaneVector))
+            partial_reset = isinstance(base, (SyncVectorEnv, AsyncVectorEnv))
         self.has_partial_reset = partial_reset
         self.base = base
         self.takes_lane_seeds = partial_reset or envs.num_envs == 1 or hasattr(base, "lane_engine")
@@ -73,7 +68,7 @@ class ServedVector(ServedEnv):
         self._frames: dict[int, Any] = {}  # Rendered, and not asked for yet.
         self.envs: VectorEnv[Any, Any, Any] = envs
         if not in_process and type(envs) is SyncVectorEnv and envs.observation_mode == "same":
-            self.envs = LaneVector.adopt(envs)
+            self.envs = LaneVector(envs.envs, autoreset_mode=mode, copy=False)
         self.observation_codec = SpaceCodec(envs.single_observation_space)
         self.action_codec = SpaceCodec(envs.single_action_space)
         if not in_process:
@@ -110,20 +105,8 @@ class ServedVector(ServedEnv):
             options = {**options, RESET_MASK: np.asarray(options[RESET_MASK])}
         self._frames = {}
         begun = time.perf_counter_ns()
-        observation, infos = self._reset(seed, options)
-        user_ns = time.perf_counter_ns() - begun
-        leaves = self.observation_codec.flatten(observation, self.num_envs)
-        infos = one_dict(infos, self.num_envs)
-        if lanes is not None:
-            leaves = [leaf[np.asarray(lanes)] for leaf in leaves]
-            infos = take_lanes(infos or {}, lanes, self.num_envs)
-        return Outcome(leaves, infos, user_ns=user_ns)
-
-    def _reset(
-        self, seed: Any, options: dict[str, Any] | None
-    ) -> tuple[Any, dict[str, Any] | None]:
         try:
-            return self.envs.reset(seed=seed, options=options)
+            observation, infos = self.envs.reset(seed=seed, options=options)
         except (gymnasium.error.Error, TypeError) as error:
             if not isinstance(seed, list) or self.has_partial_reset:
                 raise
@@ -132,6 +115,13 @@ class ServedVector(ServedEnv):
                 "int s for s, s + 1, …: pass such seeds, or serve a list of environments"
             )
             raise ValueError(message) from error
+        user_ns = time.perf_counter_ns() - begun
+        leaves = self.observation_codec.flatten(observation, self.num_envs)
+        known = one_dict(infos, self.num_envs)
+        if lanes is not None:
+            leaves = [leaf[np.asarray(lanes)] for leaf in leaves]
+            known = take_lanes(known or {}, lanes, self.num_envs)
+        return Outcome(leaves, known, user_ns=user_ns)
 
     def step(self, lanes: Sequence[int] | None, action: Any) -> Outcome:
         """Step all lanes with the batch as the vector env's own ``action_space`` has it."""
@@ -171,21 +161,18 @@ class ServedVector(ServedEnv):
         lane, until a lane is asked for again or the vector moves on. One picture of all lanes
         counts as the first lane's.
         """
-        if self.envs.render_mode is None:
+        if self._owner.render_mode is None:
             return None
         if isinstance(self.envs, LaneVector):
             return self.envs.envs[lane].render()
         if lane not in self._frames:
-            self._frames = self._all_frames()
+            frames: Any = self.envs.render()
+            if isinstance(frames, np.ndarray) and frames.ndim <= _PICTURE_AXES:
+                frames = (frames, *[None] * (self.num_envs - 1))
+            if frames is None or len(frames) != self.num_envs:
+                frames = [None] * self.num_envs
+            self._frames = dict(enumerate(frames))
         return self._frames.pop(lane)
-
-    def _all_frames(self) -> dict[int, Any]:
-        frames: Any = self.envs.render()
-        if isinstance(frames, np.ndarray) and frames.ndim <= _PICTURE_AXES:
-            frames = (frames, *[None] * (self.num_envs - 1))
-        if frames is None or len(frames) != self.num_envs:
-            frames = [None] * self.num_envs
-        return dict(enumerate(frames))
 
     def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any] | None:
         """Return the batched dict, terminal observations as bytes of one-row values."""
@@ -197,10 +184,8 @@ class ServedVector(ServedEnv):
             try:
                 wire[FINAL_OBS] = encode_final_obs(self.observation_codec, wire[FINAL_OBS], ended)
             except CodecError as error:
-                detail = str(error)
-                raise CodecError(
-                    f"a terminal observation does not fit its space: {detail}", path=FINAL_OBS
-                ) from error
+                message = f"a terminal observation does not fit its space: {error}"
+                raise CodecError(message, path=FINAL_OBS) from error
         if warnings:
             wire.setdefault(CONFORMANCE_KEY, once_per_path(warnings))
         return wire

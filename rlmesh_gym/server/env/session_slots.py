@@ -52,11 +52,6 @@ class Lease:
                 self._slots.touch()
                 self._slots.settle(self)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing needs the lease any more."""
-        return self.is_ended and not self.calls and not self.is_held
-
     def release(self) -> None:
         """Undo ``hold``; may be called again."""
         with self._slots.changed:
@@ -71,11 +66,7 @@ class Lease:
 
 
 class SessionSlots:
-    """The sessions of one server.
-
-    Args:
-        limit: How many there may be at a time.
-    """
+    """The sessions of one server, at most ``limit`` at a time."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -86,11 +77,7 @@ class SessionSlots:
         self._last_activity = time.monotonic()
 
     def take(self, peer: JoinPeer, *, hold: bool = False) -> Lease:
-        """Return a lease for ``peer``.
-
-        Args:
-            peer: The client.
-            hold: Keep the slot until :meth:`Lease.release`, beyond the session's end.
+        """Return a lease for ``peer``; ``hold`` keeps it until :meth:`Lease.release`.
 
         Raises:
             Refused: All slots are taken, or the server is stopping.
@@ -138,7 +125,8 @@ class SessionSlots:
 
     def settle(self, lease: Lease) -> None:
         """Free the slot of ``lease`` if nothing needs it any more. The caller holds ``changed``."""
-        if lease.is_over and lease in self._leases:
+        is_over = lease.is_ended and not lease.calls and not lease.is_held
+        if is_over and lease in self._leases:
             self._leases.remove(lease)
             self.changed.notify_all()
 
