@@ -9,25 +9,19 @@ from typing import TYPE_CHECKING
 from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym.codec import decode_env_spec
 from rlmesh_gym.errors import CodecError, ModelError
-from rlmesh_gym.model import (
-    MAX_EXECUTION_HORIZON,
-    ModelRoute,
-    ResolveOptions,
-    RouteNeeds,
-)
+from rlmesh_gym.model import MAX_EXECUTION_HORIZON, ModelRoute, ResolveOptions, RouteNeeds
 from rlmesh_gym.rpc import EDITION
 from rlmesh_gym.server.model.answers import check_needs
-from rlmesh_gym.server.model.exchange import Exchange, check_context
 from rlmesh_gym.server.model.faults import invalid, model_raised
 from rlmesh_gym.server.model.routes import Route
+from rlmesh_gym.server.model.service import Exchange, check_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from rlmesh_gym.codec import EnvSpec
-    from rlmesh_gym.server.model.clients import Client
-    from rlmesh_gym.server.model.service import ModelService
+    from rlmesh_gym.server.model.service import Client, ModelService
 
 __all__ = ["Release", "Reset", "Resolve", "release"]
 
@@ -59,7 +53,14 @@ class Resolve(Exchange):
             )
             raise invalid(message, env_id=env_id)
         self._make_room(env_id)
-        contract = _decode_contract(request, env_id)
+        if not request.HasField("env_spec"):
+            message = "resolve_adapter: env_spec is missing; it holds the spaces"
+            raise invalid(message, recoverable=False, env_id=env_id)
+        try:
+            contract = decode_env_spec(request.env_spec)
+        except CodecError as error:
+            message = f"resolve_adapter: env_spec is malformed: {error}"
+            raise invalid(message, recoverable=False, env_id=env_id) from error
         needs = self._set_up(env_id, contract, options)
         route = Route(
             ModelRoute(env_id, contract, options, needs),
@@ -93,11 +94,6 @@ class Resolve(Exchange):
             raise
 
     def _make_room(self, env_id: str) -> None:
-        """See to it that one more environment can be resolved.
-
-        Raises:
-            ModelError: BUSY: the table is full of environments whose clients are connected.
-        """
         routes = self.service.routes
         if routes.has_room(env_id):
             return
@@ -216,14 +212,3 @@ def release(
     request.release_adapter.reason = reason
     received_ns = time.perf_counter_ns()
     service.dispatch(Release(service, client, request, received_ns, deliver, expected=route))
-
-
-def _decode_contract(request: interaction_pb2.ResolveAdapterRequest, env_id: str) -> EnvSpec:
-    if not request.HasField("env_spec"):
-        message = "resolve_adapter: env_spec is missing; it holds the spaces"
-        raise invalid(message, recoverable=False, env_id=env_id)
-    try:
-        return decode_env_spec(request.env_spec)
-    except CodecError as error:
-        message = f"resolve_adapter: env_spec is malformed: {error}"
-        raise invalid(message, recoverable=False, env_id=env_id) from error

@@ -27,6 +27,7 @@ __all__ = [
     "make_observation",
     "prediction_failed",
     "read_frames",
+    "rows_misfit",
 ]
 
 _MAX_SIGNATURE_LEAVES = 16
@@ -34,11 +35,6 @@ _MAX_SIGNATURE_LEAVES = 16
 
 def check_needs(needs: object, options: ResolveOptions, env_id: str) -> RouteNeeds:
     """Check what a route's set-up answered, and that the client can live with it.
-
-    Args:
-        needs: The answer; None for nothing.
-        options: What the client asked for.
-        env_id: Its environment.
 
     Raises:
         ModelError: INTERNAL: no answer that a set-up may give. INVALID_REQUEST: a horizon longer
@@ -79,18 +75,10 @@ def make_observation(
     step: int | None = None,
     staged: dict[str, int] | None = None,
 ) -> ModelObservation:
-    """Make what the handler is given, once it is checked.
+    """Make what the handler is given, once it is checked; it gets these very arrays.
 
-    ``route.deliver`` takes the steps for delivered, when the handler has answered.
-
-    Args:
-        route: The environment.
-        leaves: Observation, one row per episode; the handler gets these very arrays.
-        episode_ids: Episode of each row.
-        seeds: Seed of each row's episode, None where it is not known.
-        history: Steps replayed since the last prediction; see :func:`make_history_frame`.
-        step: The session's step count; needed where the route follows steps.
-        staged: Steps of requests that go to the handler together with this one; updated.
+    ``route.deliver`` takes the steps for delivered, when the handler has answered. ``staged`` holds
+    the steps of requests that go to the handler together with this one, and is updated.
 
     Raises:
         ModelError: INVALID_REQUEST, recoverable: rows, ids, values or steps that do not fit.
@@ -122,23 +110,23 @@ def make_history_frame(
     episode_ids: Sequence[str],
     seeds: Sequence[int | None],
 ) -> HistoryFrame:
-    """Make one replayed step's observations, once they are checked.
-
-    Raises:
-        ModelError: INVALID_REQUEST, recoverable: rows, ids or values that do not fit.
-    """
+    """Make one replayed step's observations, once they are checked as those of a request."""
     ids = tuple(episode_ids)
     what = f"predict: history row of step {step}"
     batch = _checked(route, _observation_codec(route), leaves, ids, what)
     return HistoryFrame(step, batch, ids, tuple(seeds))
 
 
-def check_episodes(episode_ids: Sequence[str], env_id: str, what: str) -> None:
-    """Check that every row names an episode of its own.
+def rows_misfit(
+    what: str, env_id: str, episode_ids: Sequence[str], error: CodecError
+) -> ModelError:
+    """Return the refusal of rows that the observation space does not admit."""
+    message = f"{what}: {len(episode_ids)} rows do not fit the observation space: {error}"
+    return invalid(message, env_id=env_id, episode_ids=episode_ids)
 
-    Raises:
-        ModelError: INVALID_REQUEST, recoverable.
-    """
+
+def check_episodes(episode_ids: Sequence[str], env_id: str, what: str) -> None:
+    """Refuse rows that do not each name an episode of their own."""
     if not episode_ids:
         message = f"{what}: episode_info is empty; it names the episode of every row"
         raise invalid(message, env_id=env_id)
@@ -154,14 +142,7 @@ def check_episodes(episode_ids: Sequence[str], env_id: str, what: str) -> None:
 def read_frames(route: Route, observation: ModelObservation, frames: Any) -> list[Leaves]:
     """Check what the handler returned and flatten it, at most as many frames as the horizon.
 
-    Args:
-        route: The environment.
-        observation: The request.
-        frames: :class:`~rlmesh_gym.model.PredictFrames`, or one batch.
-
-    Returns:
-        Leaves of the action space per frame, ``observation.num_envs`` rows each. They may share
-        memory with what the handler returned.
+    The leaves of each frame may share memory with what the handler returned.
 
     Raises:
         ModelError: INTERNAL, recoverable: the answer does not fit the action space, the number of
@@ -169,9 +150,15 @@ def read_frames(route: Route, observation: ModelObservation, frames: Any) -> lis
     """
     if not isinstance(frames, PredictFrames):
         frames = PredictFrames(frames)
+    horizon, native = observation.execution_horizon, route.model_route.needs.native_chunk
     try:
-        _check_chunk(route, observation, frames)
-        batches = (frames.actions, *frames.replay[: observation.execution_horizon - 1])
+        if horizon > 1 and native is not None and frames.num_frames < horizon:
+            message = (
+                f"the model returned {frames.num_frames} frames, expected at least {horizon} "
+                f"since its route declares chunks of {native}"
+            )
+            raise _bad_answer(message, observation)  # noqa: TRY301 - one place reads frames
+        batches = (frames.actions, *frames.replay[: horizon - 1])
         return [_read(route, index, batch, observation) for index, batch in enumerate(batches)]
     except ModelError:
         raise
@@ -194,17 +181,6 @@ def prediction_failed(
     )
 
 
-def _check_chunk(route: Route, observation: ModelObservation, frames: PredictFrames) -> None:
-    horizon = observation.execution_horizon
-    native = route.model_route.needs.native_chunk
-    if horizon > 1 and native is not None and frames.num_frames < horizon:
-        message = (
-            f"the model returned {frames.num_frames} frames, expected at least {horizon} "
-            f"since its route declares chunks of {native}"
-        )
-        raise _bad_answer(message, observation)
-
-
 def _observation_codec(route: Route) -> SpaceCodec:
     if route.observation_codec is None:
         message = "predict: the env was resolved without an observation space"
@@ -220,8 +196,7 @@ def _checked(
     try:
         batch = codec.unflatten(leaves, len(episode_ids))
     except CodecError as error:
-        message = f"{what}: {len(episode_ids)} rows do not fit the observation space: {error}"
-        raise invalid(message, env_id=route.env_id, episode_ids=episode_ids) from error
+        raise rows_misfit(what, route.env_id, episode_ids, error) from error
     for row, path, detail in codec.out_of_domain(leaves):
         message = f"{what}: observation row {row}, episode {episode_ids[row]!r}: {path}: {detail}"
         raise invalid(message, env_id=route.env_id, episode_ids=episode_ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
@@ -16,19 +17,19 @@ from rlmesh_gym.server.model.answers import (
     make_observation,
     prediction_failed,
     read_frames,
+    rows_misfit,
 )
-from rlmesh_gym.server.model.exchange import Exchange, check_context
 from rlmesh_gym.server.model.faults import encode_fault, invalid
+from rlmesh_gym.server.model.service import Exchange, check_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
     from rlmesh_gym.codec import Leaves, SpaceCodec
-    from rlmesh_gym.model import HistoryFrame, ModelObservation
-    from rlmesh_gym.server.model.clients import Client
+    from rlmesh_gym.model import ModelObservation
     from rlmesh_gym.server.model.routes import Route
-    from rlmesh_gym.server.model.service import ModelService
+    from rlmesh_gym.server.model.service import Client, ModelService
 
 __all__ = ["GroupedPredict", "Predict", "PredictJob"]
 
@@ -51,17 +52,17 @@ class _Asking(Exchange):
         else:
             self._encode()
 
+    @abstractmethod
     def decode(self) -> None:
         """Fill ``jobs``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ask(self, observations: list[ModelObservation]) -> list[Any]:
         """Call the handler."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self) -> None:
         """Fill in the response."""
-        raise NotImplementedError
 
     def _call(self) -> None:
         called_ns = time.perf_counter_ns()
@@ -159,11 +160,7 @@ class GroupedPredict(_Asking):
 
 
 class PredictJob:
-    """One group of rows on its way through the handler.
-
-    Raises:
-        ModelError: The request does not fit; nothing has changed.
-    """
+    """One group of rows on its way through the handler; made of a request that fits."""
 
     def __init__(
         self,
@@ -188,11 +185,7 @@ class PredictJob:
                 self.result = error
 
     def encode(self) -> interaction_pb2.PredictResponse:
-        """Encode the result and take the request's steps for delivered.
-
-        Raises:
-            ModelError: The handler raised, or its answer does not fit.
-        """
+        """Encode the result and take the request's steps for delivered."""
         result = self.result
         if isinstance(result, BaseException):
             raise prediction_failed(result, self.route, self.observation) from result
@@ -206,16 +199,16 @@ class PredictJob:
 def _decode(
     route: Route, request: interaction_pb2.PredictRequest, staged: dict[str, int]
 ) -> ModelObservation:
-    """Decode a request whose context has been checked.
-
-    Raises:
-        ModelError: INVALID_REQUEST, recoverable: rows, ids or values that do not fit.
-    """
+    """Decode a request whose context has been checked."""
     if not request.context.request_id:
         raise invalid("predict: context.request_id is empty", env_id=route.env_id)
     episode_ids, seeds = _episodes(request.episode_info)
     leaves = _rows(route, request, episode_ids, "predict")
-    history = [_history_frame(route, frame) for frame in request.history]
+    history = []
+    for frame in request.history:
+        ids, frame_seeds = _episodes(frame.episode_info)
+        frame_leaves = _rows(route, frame, ids, f"predict: history row of step {frame.step}")
+        history.append(make_history_frame(route, frame.step, frame_leaves, ids, frame_seeds))
     step = request.step if request.HasField("step") else None
     return make_observation(
         route, leaves, episode_ids, seeds, history=history, step=step, staged=staged
@@ -229,13 +222,6 @@ def _episodes(
         tuple(info.episode_id for info in infos),
         tuple(info.seed if info.HasField("seed") else None for info in infos),
     )
-
-
-def _history_frame(route: Route, frame: interaction_pb2.ObservationHistoryFrame) -> HistoryFrame:
-    episode_ids, seeds = _episodes(frame.episode_info)
-    what = f"predict: history row of step {frame.step}"
-    leaves = _rows(route, frame, episode_ids, what)
-    return make_history_frame(route, frame.step, leaves, episode_ids, seeds)
 
 
 def _rows(
@@ -258,8 +244,7 @@ def _rows(
         return codec.decode(value, len(episode_ids))
     except CodecError as error:
         check_episodes(episode_ids, route.env_id, what)  # Missing ids are the better reason.
-        text = f"{what}: {len(episode_ids)} rows do not fit the observation space: {error}"
-        raise invalid(text, env_id=route.env_id, episode_ids=episode_ids) from error
+        raise rows_misfit(what, route.env_id, episode_ids, error) from error
 
 
 def _filled(codec: SpaceCodec, value: value_pb2.SpaceValue, num_rows: int) -> value_pb2.SpaceValue:
