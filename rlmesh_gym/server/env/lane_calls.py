@@ -8,12 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from rlmesh_gym.threads import GrowingExecutor, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Future
 
 __all__ = ["LaneCalls", "LaneResults", "LaneScheduler"]
 
@@ -62,27 +64,25 @@ class LaneCalls:
                 durations[row] = time.perf_counter_ns() - begun
 
         begun = time.perf_counter_ns()
-        values = self._values(verb, len(lanes), timed)
+        is_slow = self._mean_ns.get(verb, 0.0) > PARALLEL_SECONDS * 1e9
+        others: list[Future[T | None]] = []
+        if self._executor is not None and is_slow:
+            # This thread would only wait, so it takes a lane itself.
+            others = [self._executor.submit(timed, row) for row in range(1, len(lanes))]
+        values = [timed(row) for row in range(len(lanes) - len(others))]
+        values += [other.result() for other in others]
         user_ns = time.perf_counter_ns() - begun
         if failures:
             raise failures[min(failures)]
         mean = sum(durations) / len(durations)
         self._mean_ns[verb] = mean + (1 - _WEIGHT) * (self._mean_ns.get(verb, mean) - mean)
         skew = max(durations) - min(durations) if len(durations) > 1 else None
-        return LaneResults(values, user_ns, skew)
+        return LaneResults(cast("list[T]", values), user_ns, skew)
 
     def close(self) -> None:
         """Let the threads end."""
         if self._executor is not None:
             self._executor.shutdown()
-
-    def _values(self, verb: str, rows: int, timed: Callable[[int], T | None]) -> list[T]:
-        is_slow = self._mean_ns.get(verb, 0.0) > PARALLEL_SECONDS * 1e9
-        if self._executor is None or rows == 1 or not is_slow:
-            return [timed(row) for row in range(rows)]  # type: ignore[misc]
-        # This thread would only wait, so it takes a lane itself.
-        others = [self._executor.submit(timed, row) for row in range(1, rows)]
-        return [timed(0), *(other.result() for other in others)]  # type: ignore[list-item]
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +112,7 @@ class LaneScheduler:
             self._changed.wait_for(lambda: self._pending < self._max_pending)
             self._pending += 1
         if self._turns.enter(task):
-            self._start(task)
+            self._workers.run(partial(self._work, task))
 
     def drain(self) -> None:
         """Wait until everything submitted is done."""
@@ -124,13 +124,10 @@ class LaneScheduler:
         self.drain()
         self._workers.shutdown()
 
-    def _start(self, task: _LaneTask) -> None:
-        self._workers.run(lambda: self._work(task))
-
     def _work(self, task: _LaneTask) -> None:
         task.run()
         for ready in self._turns.leave(task):
-            self._start(ready)
+            self._workers.run(partial(self._work, ready))
         with self._changed:
             self._pending -= 1
             self._changed.notify_all()

@@ -125,9 +125,7 @@ class ServedVector(ServedEnv):
 
     def step(self, lanes: Sequence[int] | None, action: Any) -> Outcome:
         """Step all lanes with the batch as the vector env's own ``action_space`` has it."""
-        if lanes is not None:
-            message = "a vector environment cannot step some of its lanes"
-            raise NotImplementedError(message)
+        del lanes  # It has no lane operations, so that nobody names any.
         actions = self.action_codec.unflatten(action, self.num_envs)
         self._frames = {}
         begun = time.perf_counter_ns()
@@ -136,22 +134,16 @@ class ServedVector(ServedEnv):
         return Outcome(
             self.observation_codec.flatten(observation, self.num_envs),
             one_dict(infos, self.num_envs),
-            self._numbers(rewards),
-            self._flags(terminated, "terminations"),
-            self._flags(truncated, "truncations"),
+            self._row(rewards, "iufb", "rewards", "numbers").astype(np.float64),
+            self._row(terminated, "b", "terminations", "bools"),
+            self._row(truncated, "b", "truncations", "bools"),
             user_ns=user_ns,
         )
 
-    def _numbers(self, rewards: Any) -> NDArray[np.float64]:
-        array = np.asarray(rewards)
-        if array.dtype.kind not in "iufb" or array.size != self.num_envs:
-            raise TypeError(f"rewards must be {self.num_envs} numbers, got {rewards!r}")
-        return array.astype(np.float64).reshape(self.num_envs)
-
-    def _flags(self, flags: Any, name: str) -> NDArray[np.bool_]:
-        array = np.asarray(flags)
-        if array.dtype != np.bool_ or array.size != self.num_envs:
-            raise TypeError(f"{name} must be {self.num_envs} bools, got {flags!r}")
+    def _row(self, values: Any, kinds: str, name: str, unit: str) -> NDArray[Any]:
+        array = np.asarray(values)
+        if array.dtype.kind not in kinds or array.size != self.num_envs:
+            raise TypeError(f"{name} must be {self.num_envs} {unit}, got {values!r}")
         return array.reshape(self.num_envs)
 
     def render(self, lane: int) -> Any:

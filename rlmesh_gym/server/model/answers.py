@@ -16,19 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.codec import Leaves, LeavesValue, SpaceCodec
     from rlmesh_gym.model import ResolveOptions
+    from rlmesh_gym.rpc import HistoryRows
     from rlmesh_gym.server.model.routes import Route
 
-__all__ = [
-    "check_episodes",
-    "check_needs",
-    "make_history_frame",
-    "make_observation",
-    "prediction_failed",
-    "read_frames",
-    "rows_misfit",
-]
+    Episodes = Sequence[tuple[str, int | None]]
+
+__all__ = ["check_needs", "make_observation", "prediction_failed", "read_frames"]
 
 _MAX_SIGNATURE_LEAVES = 16
 
@@ -67,15 +63,14 @@ def check_needs(needs: object, options: ResolveOptions, env_id: str) -> RouteNee
 
 def make_observation(
     route: Route,
-    leaves: Leaves,
-    episode_ids: Sequence[str],
-    seeds: Sequence[int | None],
+    value: SpaceValue | LeavesValue | None,
+    episodes: Episodes,
     *,
-    history: Sequence[HistoryFrame] = (),
+    history: Sequence[HistoryRows] = (),
     step: int | None = None,
     staged: dict[str, int] | None = None,
 ) -> ModelObservation:
-    """Make what the handler is given, once it is checked; it gets these very arrays.
+    """Decode and check what the handler is given; the arrays are its own.
 
     ``route.deliver`` takes the steps for delivered, when the handler has answered. ``staged`` holds
     the steps of requests that go to the handler together with this one, and is updated.
@@ -83,19 +78,21 @@ def make_observation(
     Raises:
         ModelError: INVALID_REQUEST, recoverable: rows, ids, values or steps that do not fit.
     """
-    ids = tuple(episode_ids)
-    codec = _observation_codec(route)
-    batch = _checked(route, codec, leaves, ids, "predict")
+    batch, ids, seeds = _rows(route, value, episodes, "predict")
     if history and not route.wants_history:
         message = "predict: history rows on a route that did not ask for them"
         raise invalid(message, env_id=route.env_id, episode_ids=ids)
+    frames = []
+    for rows in history:
+        what = f"predict: history row of step {rows.step}"
+        frames.append(HistoryFrame(rows.step, *_rows(route, rows.observation, rows.episodes, what)))
     observation = ModelObservation(
         env_id=route.env_id,
         observation=batch,
         episode_ids=ids,
-        seeds=tuple(seeds),
+        seeds=seeds,
         execution_horizon=route.model_route.options.execution_horizon,
-        history=tuple(history),
+        history=tuple(frames),
         step=step,
         route=route.model_route,
     )
@@ -103,29 +100,31 @@ def make_observation(
     return observation
 
 
-def make_history_frame(
-    route: Route,
-    step: int,
-    leaves: Leaves,
-    episode_ids: Sequence[str],
-    seeds: Sequence[int | None],
-) -> HistoryFrame:
-    """Make one replayed step's observations, once they are checked as those of a request."""
-    ids = tuple(episode_ids)
-    what = f"predict: history row of step {step}"
-    batch = _checked(route, _observation_codec(route), leaves, ids, what)
-    return HistoryFrame(step, batch, ids, tuple(seeds))
+def _rows(
+    route: Route, value: SpaceValue | LeavesValue | None, episodes: Episodes, what: str
+) -> tuple[Any, tuple[str, ...], tuple[int | None, ...]]:
+    """Return a batch in vector form, and the id and seed of each of its rows."""
+    codec = route.observation_codec
+    if value is None:
+        raise invalid(f"{what} has no observation", env_id=route.env_id)
+    if codec is None:
+        message = "predict: the env was resolved without an observation space"
+        raise invalid(message, env_id=route.env_id)
+    ids = tuple([episode_id for episode_id, _ in episodes])
+    _check_episodes(ids, route.env_id, what)
+    try:
+        leaves = codec.decode(value, len(ids))
+        batch = codec.unflatten(leaves, len(ids))
+    except CodecError as error:
+        message = f"{what}: {len(ids)} rows do not fit the observation space: {error}"
+        raise invalid(message, env_id=route.env_id, episode_ids=ids) from error
+    for row, path, detail in codec.out_of_domain(leaves):
+        message = f"{what}: observation row {row}, episode {ids[row]!r}: {path}: {detail}"
+        raise invalid(message, env_id=route.env_id, episode_ids=ids)
+    return batch, ids, tuple([seed for _, seed in episodes])
 
 
-def rows_misfit(
-    what: str, env_id: str, episode_ids: Sequence[str], error: CodecError
-) -> ModelError:
-    """Return the refusal of rows that the observation space does not admit."""
-    message = f"{what}: {len(episode_ids)} rows do not fit the observation space: {error}"
-    return invalid(message, env_id=env_id, episode_ids=episode_ids)
-
-
-def check_episodes(episode_ids: Sequence[str], env_id: str, what: str) -> None:
+def _check_episodes(episode_ids: Sequence[str], env_id: str, what: str) -> None:
     """Refuse rows that do not each name an episode of their own."""
     if not episode_ids:
         message = f"{what}: episode_info is empty; it names the episode of every row"
@@ -179,28 +178,6 @@ def prediction_failed(
         episode_ids=observation.episode_ids,
         signature="" if codec is None else _signature(codec, observation),
     )
-
-
-def _observation_codec(route: Route) -> SpaceCodec:
-    if route.observation_codec is None:
-        message = "predict: the env was resolved without an observation space"
-        raise invalid(message, env_id=route.env_id)
-    return route.observation_codec
-
-
-def _checked(
-    route: Route, codec: SpaceCodec, leaves: Leaves, episode_ids: tuple[str, ...], what: str
-) -> Any:
-    """Return the leaves in vector form."""
-    check_episodes(episode_ids, route.env_id, what)
-    try:
-        batch = codec.unflatten(leaves, len(episode_ids))
-    except CodecError as error:
-        raise rows_misfit(what, route.env_id, episode_ids, error) from error
-    for row, path, detail in codec.out_of_domain(leaves):
-        message = f"{what}: observation row {row}, episode {episode_ids[row]!r}: {path}: {detail}"
-        raise invalid(message, env_id=route.env_id, episode_ids=episode_ids)
-    return batch
 
 
 def _read(route: Route, index: int, batch: Any, observation: ModelObservation) -> Leaves:

@@ -19,7 +19,6 @@ from rlmesh_gym.model import (
 from rlmesh_gym.rpc import InProcessSession
 from rlmesh_gym.server.model.answers import (
     check_needs,
-    make_history_frame,
     make_observation,
     prediction_failed,
     read_frames,
@@ -96,26 +95,7 @@ class InProcessModelSession(InProcessSession):
             route = self._routes.get(env_id)
             if route is None:
                 raise not_configured(env_id)
-            codec = route.observation_codec
-            frames = [
-                make_history_frame(
-                    route,
-                    rows.step,
-                    codec.decode(rows.observation, len(rows.episodes)) if codec else [],
-                    [episode_id for episode_id, _ in rows.episodes],
-                    [seed for _, seed in rows.episodes],
-                )
-                for rows in history
-            ]
-            request = make_observation(
-                route,
-                # Copies, since the arrays that a handler gets are its own.
-                codec.decode(observation, len(ids)) if codec else [],
-                ids,
-                [seed for _, seed in episodes],
-                history=frames,
-                step=step,
-            )
+            request = make_observation(route, observation, episodes, history=history, step=step)
             try:
                 result = predict_frames(self.handler, request)
             except ModelError:

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym._proto.spaces.v1 import value_pb2
-from rlmesh_gym.errors import CodecError, ModelError
+from rlmesh_gym.errors import ModelError
 from rlmesh_gym.model import predict_frames
+from rlmesh_gym.rpc import HistoryRows
 from rlmesh_gym.server.model.actions import detached
-from rlmesh_gym.server.model.answers import (
-    check_episodes,
-    make_history_frame,
-    make_observation,
-    prediction_failed,
-    read_frames,
-    rows_misfit,
-)
+from rlmesh_gym.server.model.answers import make_observation, prediction_failed, read_frames
 from rlmesh_gym.server.model.faults import encode_fault, invalid
 from rlmesh_gym.server.model.service import Exchange, check_context
 
@@ -26,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.codec import SpaceCodec
     from rlmesh_gym.model import ModelObservation
     from rlmesh_gym.server.model.routes import Route
     from rlmesh_gym.server.model.service import Client, ModelService
@@ -202,49 +196,31 @@ def _decode(
     """Decode a request whose context has been checked."""
     if not request.context.request_id:
         raise invalid("predict: context.request_id is empty", env_id=route.env_id)
-    episode_ids, seeds = _episodes(request.episode_info)
-    leaves = _rows(route, request, episode_ids, "predict")
+    prunes = (needs := route.model_route.needs.history) is not None and needs.prunable
     history = []
     for frame in request.history:
-        ids, frame_seeds = _episodes(frame.episode_info)
-        frame_leaves = _rows(route, frame, ids, f"predict: history row of step {frame.step}")
-        history.append(make_history_frame(route, frame.step, frame_leaves, ids, frame_seeds))
-    step = request.step if request.HasField("step") else None
+        episodes, value = _episodes(frame.episode_info), _observation(frame)
+        if prunes and value is not None and route.observation_codec is not None:
+            value = _filled(route.observation_codec, value, len(episodes))
+        history.append(HistoryRows(frame.step, value, episodes))
     return make_observation(
-        route, leaves, episode_ids, seeds, history=history, step=step, staged=staged
+        route,
+        _observation(request),
+        _episodes(request.episode_info),
+        history=history,
+        step=request.step if request.HasField("step") else None,
+        staged=staged,
     )
 
 
-def _episodes(
-    infos: Sequence[interaction_pb2.EpisodeInfo],
-) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-    return (
-        tuple(info.episode_id for info in infos),
-        tuple(info.seed if info.HasField("seed") else None for info in infos),
-    )
+def _episodes(infos: Sequence[interaction_pb2.EpisodeInfo]) -> list[tuple[str, int | None]]:
+    return [(info.episode_id, info.seed if info.HasField("seed") else None) for info in infos]
 
 
-def _rows(
-    route: Route,
+def _observation(
     message: interaction_pb2.PredictRequest | interaction_pb2.ObservationHistoryFrame,
-    episode_ids: tuple[str, ...],
-    what: str,
-) -> Leaves:
-    codec = route.observation_codec
-    if not message.HasField("observation"):
-        raise invalid(f"{what} has no observation", env_id=route.env_id)
-    if codec is None:
-        return []  # Refused by whoever makes the observation.
-    value = message.observation
-    needs = route.model_route.needs.history
-    is_history = isinstance(message, interaction_pb2.ObservationHistoryFrame)
-    if is_history and needs is not None and needs.prunable:
-        value = _filled(codec, value, len(episode_ids))
-    try:
-        return codec.decode(value, len(episode_ids))
-    except CodecError as error:
-        check_episodes(episode_ids, route.env_id, what)  # Missing ids are the better reason.
-        raise rows_misfit(what, route.env_id, episode_ids, error) from error
+) -> value_pb2.SpaceValue | None:
+    return message.observation if message.HasField("observation") else None
 
 
 def _filled(codec: SpaceCodec, value: value_pb2.SpaceValue, num_rows: int) -> value_pb2.SpaceValue:
