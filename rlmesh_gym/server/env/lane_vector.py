@@ -176,16 +176,9 @@ def make_envs(
 ) -> Made:
     """Make what a server serves; when one lane fails, those made before are closed.
 
-    Args:
-        env_id: Gymnasium id, with ``module:`` before it where a module registers it.
-        num_envs: Lanes; None for one plain environment.
-        autoreset_mode: Of a vector; None for bare lanes.
-        processes: Run each lane of the vector in a process of its own.
-        env_kwargs: Arguments of every lane.
-        **options: Further arguments of ``gymnasium.make``.
-
-    Raises:
-        Exception: Whatever ``gymnasium.make`` raises.
+    Without ``num_envs`` that is one plain environment, without ``autoreset_mode`` bare lanes;
+    ``processes`` runs each lane of the vector in a process of its own. Arguments of every lane are
+    the options of ``gymnasium.make`` and ``env_kwargs``.
     """
     arguments = {**options, **(env_kwargs or {})}
     if processes:

@@ -43,13 +43,12 @@ class Lease:
         """Hold the lease while a call is at work."""
         with self._slots.changed:
             self.calls += 1
-            self._slots.touch()
         try:
             yield
         finally:
             with self._slots.changed:
                 self.calls -= 1
-                self._slots.touch()
+                self._slots.last_activity = time.monotonic()
                 self._slots.settle(self)
 
     def release(self) -> None:
@@ -74,7 +73,7 @@ class SessionSlots:
         self.changed = threading.Condition(threading.RLock())
         self._leases: list[Lease] = []
         self._is_closed = False
-        self._last_activity = time.monotonic()
+        self.last_activity = time.monotonic()
 
     def take(self, peer: JoinPeer, *, hold: bool = False) -> Lease:
         """Return a lease for ``peer``; ``hold`` keeps it until :meth:`Lease.release`.
@@ -117,11 +116,7 @@ class SessionSlots:
         with self.changed:
             if any(lease.calls for lease in self._leases):
                 return 0.0
-            return time.monotonic() - self._last_activity
-
-    def touch(self) -> None:
-        """Note that something happened."""
-        self._last_activity = time.monotonic()
+            return time.monotonic() - self.last_activity
 
     def settle(self, lease: Lease) -> None:
         """Free the slot of ``lease`` if nothing needs it any more. The caller holds ``changed``."""

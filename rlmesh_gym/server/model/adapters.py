@@ -33,13 +33,9 @@ class Resolve(Exchange):
 
     operation = "resolve_adapter"
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.keys = (self.envelope.resolve_adapter.context.env_id,)
-
     def work(self) -> None:
         """Check, set up, and keep the route."""
-        request = self.envelope.resolve_adapter
+        request = self.request
         env_id = check_context(request.context, self.operation)
         edition = request.selected_workflow_edition
         if edition not in ("", EDITION):
@@ -110,11 +106,7 @@ class Resolve(Exchange):
 class _Ending(Exchange):
     """What ends for a model: every part is told, also after one has failed."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.request = getattr(self.envelope, self.operation)
-        self.keys = (self.request.context.env_id,)
-        self._failure: BaseException | None = None
+    _failure: BaseException | None = None
 
     def attempt(self, call: Callable[..., None], *args: Any) -> None:
         """Call user code; what it raises is told in the end."""

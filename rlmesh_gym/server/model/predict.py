@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
@@ -28,9 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["GroupedPredict", "Predict", "PredictJob"]
 
 
-class _Asking(Exchange):
-    """What both kinds of predict share: decode, call the handler, encode."""
+class Predict(Exchange):
+    """Predict: one batch of rows to actions. Decode, call the handler, encode."""
 
+    operation = "predict"
     brief = True
     skippable = True
 
@@ -46,17 +46,17 @@ class _Asking(Exchange):
         else:
             self._encode()
 
-    @abstractmethod
     def decode(self) -> None:
-        """Fill ``jobs``."""
+        """Make the jobs: here one; a request that does not fit is an error."""
+        self.jobs.append(PredictJob(self.service, self.client, self.request, {}))
 
-    @abstractmethod
     def ask(self, observations: list[ModelObservation]) -> list[Any]:
         """Call the handler."""
+        return [predict_frames(self.service.handler, observations[0])]
 
-    @abstractmethod
     def encode(self) -> None:
         """Fill in the response."""
+        self.response.predict.CopyFrom(self.jobs[0].encode())
 
     def _call(self) -> None:
         called_ns = time.perf_counter_ns()
@@ -84,50 +84,25 @@ class _Asking(Exchange):
         self.finish()
 
 
-class Predict(_Asking):
-    """Predict: one batch of rows to actions."""
-
-    operation = "predict"
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.keys = (self.envelope.predict.context.env_id,)
-
-    def decode(self) -> None:
-        """One job; a request that does not fit is an error."""
-        self.jobs.append(PredictJob(self.service, self.client, self.envelope.predict, {}))
-
-    def ask(self, observations: list[ModelObservation]) -> list[Any]:
-        """Call predict or predict_chunked."""
-        return [predict_frames(self.service.handler, observations[0])]
-
-    def encode(self) -> None:
-        """Answer with the frames."""
-        self.response.predict.CopyFrom(self.jobs[0].encode())
-
-
-class GroupedPredict(_Asking):
+class GroupedPredict(Predict):
     """GroupedPredict: predicts that the handler sees together, each with its own outcome."""
 
     operation = "grouped_predict"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        groups = self.envelope.grouped_predict.groups
-        self.keys = tuple(dict.fromkeys(group.context.env_id for group in groups))
+        self.keys = tuple(dict.fromkeys(group.context.env_id for group in self.request.groups))
 
     def decode(self) -> None:
         """A job for each group that fits."""
         staged: dict[str, dict[str, int]] = {}
         self._outcomes: list[PredictJob | ModelError] = []
-        for group in self.envelope.grouped_predict.groups:
+        for group in self.request.groups:
             try:
-                job = PredictJob(self.service, self.client, group, staged)
+                self.jobs.append(PredictJob(self.service, self.client, group, staged))
+                self._outcomes.append(self.jobs[-1])
             except ModelError as error:  # noqa: PERF203 - each group has its own outcome
                 self._outcomes.append(error)
-            else:
-                self._outcomes.append(job)
-                self.jobs.append(job)
 
     def ask(self, observations: list[ModelObservation]) -> list[Any]:
         """Call predict_grouped."""

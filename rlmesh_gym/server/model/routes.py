@@ -91,10 +91,8 @@ class StepTracker:
 class Route:
     """A resolved environment with its compiled codecs and the steps delivered so far.
 
-    Args:
-        model_route: What the handler sees.
-        owner: The session that resolved it, by id or token; its close releases it.
-        stream_over: Set when the stream that used it last is over.
+    ``owner`` is the session that resolved it, by id or token; its close releases it.
+    ``stream_over`` is set when the stream that used it last is over.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym.errors import ClosedError
@@ -162,7 +162,7 @@ class Exchange:
         skippable: Pointless once its stream is gone.
     """
 
-    operation: ClassVar[str]
+    operation: ClassVar[str]  # As the wire names the kind of request.
     brief = False
     skippable: ClassVar[bool] = False
 
@@ -176,9 +176,10 @@ class Exchange:
     ) -> None:
         self.service = service
         self.client = client
-        self.envelope = request
+        self.request: Any = getattr(request, self.operation, None)
         self.deliver = deliver
-        self.keys: tuple[str, ...] = ()
+        context = getattr(self.request, "context", None)
+        self.keys: tuple[str, ...] = () if context is None else (context.env_id,)
         self.ahead = 0
         self.response = interaction_pb2.JoinResponse(request_id=request.request_id)
         self._received_ns = received_ns
@@ -197,12 +198,8 @@ class Exchange:
         try:
             step()
         except BaseException as error:  # Answered in-band, whatever it is: SystemExit too.
-            self.fail(error)
-
-    def fail(self, error: BaseException) -> None:
-        """Answer with an error."""
-        self.response.error.CopyFrom(encode_fault(error, self.operation))
-        self.finish()
+            self.response.error.CopyFrom(encode_fault(error, self.operation))
+            self.finish()
 
     def finish(self) -> None:
         """Answer, and end the turn."""
