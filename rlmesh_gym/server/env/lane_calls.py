@@ -88,7 +88,7 @@ class LaneCalls:
 @dataclass(slots=True, eq=False)
 class _LaneTask:
     keys: tuple[int, ...]
-    run: Callable[[], None]
+    run: Callable[[], object]
     ahead: int = 0
 
 
@@ -105,7 +105,7 @@ class LaneScheduler:
         self._turns: Turns[_LaneTask] = Turns()
         self._workers = GrowingExecutor("rlmesh_gym-lane")
 
-    def submit(self, lanes: Iterable[int], run: Callable[[], None]) -> None:
+    def submit(self, lanes: Iterable[int], run: Callable[[], object]) -> None:
         """Have ``run``, which must not raise, called once its lanes' earlier calls are done."""
         task = _LaneTask(tuple(lanes), run)
         with self._changed:

@@ -17,6 +17,7 @@ from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym.codec import decode_meta_map, encode_meta_map, encode_png
 from rlmesh_gym.codec.lane_infos import column_of
 from rlmesh_gym.codec.reset_arguments import RESET_MASK
+from rlmesh_gym.errors import CodecError
 from rlmesh_gym.rpc import EDITION, LARGE_BYTES, assemble
 from rlmesh_gym.server.env.conformance import Conformance
 from rlmesh_gym.server.env.episodes import EpisodeBook
@@ -24,7 +25,6 @@ from rlmesh_gym.server.env.refusals import (
     ErrorCode,
     RefusedError,
     check_roll,
-    decoded,
     failure,
     invalid,
     unsupported,
@@ -64,9 +64,7 @@ def lanes_named(request: interaction_pb2.JoinRequest) -> Sequence[int]:
     kind = request.WhichOneof("kind")
     if kind == "step":
         return request.step.env_indices
-    if kind == "reset":
-        return request.reset.env_indices
-    return ()
+    return request.reset.env_indices if kind == "reset" else ()
 
 
 class Operations:
@@ -99,6 +97,8 @@ class Operations:
             observation = verb(getattr(request, kind) if kind else None, response)
         except RefusedError as refusal:
             closes = self._refuse(refusal, response)
+        except CodecError as error:  # What the client sent; all else is acted on within _call.
+            closes = self._refuse(invalid(str(error)), response)
         except Exception as error:  # A fault of this server must not take the stream with it.
             closes = self._refuse(failure(f"{kind} failed", error, None), response)
         if queue_ns is not None:
@@ -131,9 +131,7 @@ class Operations:
                     raise invalid(f"reset: expected {len(lanes)} {name} or none, got {len(given)}")
         options = None
         if request.HasField("options"):
-            options = decoded(
-                lambda: decode_meta_map(request.options, "$.options", typed=self._typed)
-            )
+            options = decode_meta_map(request.options, "$.options", typed=self._typed)
         begun = time.perf_counter_ns()
         outcome = _call("reset", lanes, lambda: self.env.reset(lanes, seeds, options))
         # The lanes are in new episodes from here on, whether or not the answer arrives in time.
@@ -171,8 +169,8 @@ class Operations:
         env = self.env
         lanes = self._lanes(request.env_indices, "step", allowed=env.has_lane_operations)
         rows = env.num_envs if lanes is None else len(lanes)
-        action = decoded(lambda: env.action_codec.decode(request.action, rows))
-        warnings = decoded(lambda: self._conformance.check("action", action, lanes))
+        action = env.action_codec.decode(request.action, rows)
+        warnings = self._conformance.check("action", action, lanes)
         rolling = self._check_order()
         begun = time.perf_counter_ns()
         outcome = _call("step", lanes, lambda: env.step(lanes, action))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
-from rlmesh_gym.errors import CodecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -21,13 +20,10 @@ __all__ = [
     "ErrorCode",
     "RefusedError",
     "check_roll",
-    "decoded",
     "failure",
     "invalid",
     "unsupported",
 ]
-
-T = TypeVar("T")
 
 ErrorCode = interaction_pb2.EnvErrorCode
 
@@ -67,14 +63,6 @@ def invalid(message: str) -> RefusedError:
 def unsupported(message: str) -> RefusedError:
     """Return the refusal of a request for what this server or environment does not do."""
     return RefusedError(ErrorCode.ENV_ERROR_CODE_UNSUPPORTED, message)
-
-
-def decoded(decode: Callable[[], T]) -> T:
-    """Return what ``decode`` does, its ``CodecError`` as the client's fault."""
-    try:
-        return decode()
-    except CodecError as error:
-        raise invalid(str(error)) from error
 
 
 def check_roll(rolling: NDArray[np.bool_], outcome: Outcome) -> None:

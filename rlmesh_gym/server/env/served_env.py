@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import EnvContract, Leaves, SpaceCodec
 
+    Lanes = Sequence[int] | None
+    Options = dict[str, Any] | None
+
 __all__ = ["Outcome", "ServedEnv", "Warnings", "once_per_path"]
 
 Warnings = list[tuple[int, dict[str, str]]]
@@ -90,16 +93,11 @@ class ServedEnv(ABC):
         return self.contract.num_envs
 
     @abstractmethod
-    def reset(
-        self,
-        lanes: Sequence[int] | None,
-        seeds: Sequence[int],
-        options: dict[str, Any] | None,
-    ) -> Outcome:
+    def reset(self, lanes: Lanes, seeds: Sequence[int], options: Options) -> Outcome:
         """Reset ``lanes``, or all if None; a full reset takes any number of seeds."""
 
     @abstractmethod
-    def step(self, lanes: Sequence[int] | None, action: Leaves) -> Outcome:
+    def step(self, lanes: Lanes, action: Leaves) -> Outcome:
         """Step ``lanes``, or all if None; ``action`` holds one row for each."""
 
     @abstractmethod

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
     from rlmesh_gym.codec import Leaves
-    from rlmesh_gym.server.env.served_env import Warnings
+    from rlmesh_gym.server.env.served_env import Lanes, Options, Warnings
 
 __all__ = ["ServedLanes"]
 
@@ -64,12 +64,7 @@ class ServedLanes(ServedEnv):
             autoreset_mode=AutoresetMode.DISABLED,
         )
 
-    def reset(
-        self,
-        lanes: Sequence[int] | None,
-        seeds: Sequence[int],
-        options: dict[str, Any] | None,
-    ) -> Outcome:
+    def reset(self, lanes: Lanes, seeds: Sequence[int], options: Options) -> Outcome:
         """Reset lanes; the n-th seed goes to the n-th lane, missing ones leave it unseeded."""
 
         def reset(row: int, lane: int) -> tuple[Any, Any]:
@@ -85,7 +80,7 @@ class ServedLanes(ServedEnv):
             lane_skew_ns=done.skew_ns,
         )
 
-    def step(self, lanes: Sequence[int] | None, action: Leaves) -> Outcome:
+    def step(self, lanes: Lanes, action: Leaves) -> Outcome:
         """Step lanes, each with its own row as the space samples it."""
         named = range(len(self.envs)) if lanes is None else lanes
         if self._is_discrete:

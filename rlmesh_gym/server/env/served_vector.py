@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
     from numpy.typing import NDArray
 
-    from rlmesh_gym.server.env.served_env import Warnings
+    from rlmesh_gym.server.env.served_env import Lanes, Options, Warnings
 
 __all__ = ["ServedVector"]
 
@@ -83,12 +83,7 @@ class ServedVector(ServedEnv):
             autoreset_mode=mode,
         )
 
-    def reset(
-        self,
-        lanes: Sequence[int] | None,
-        seeds: Sequence[int],
-        options: dict[str, Any] | None,
-    ) -> Outcome:
+    def reset(self, lanes: Lanes, seeds: Sequence[int], options: Options) -> Outcome:
         """Reset all lanes, or some through ``options["reset_mask"]``.
 
         One seed ``s`` for a full reset of several lanes is spread by the vector env: ``s``,
@@ -123,7 +118,7 @@ class ServedVector(ServedEnv):
             known = take_lanes(known or {}, lanes, self.num_envs)
         return Outcome(leaves, known, user_ns=user_ns)
 
-    def step(self, lanes: Sequence[int] | None, action: Any) -> Outcome:
+    def step(self, lanes: Lanes, action: Any) -> Outcome:
         """Step all lanes with the batch as the vector env's own ``action_space`` has it."""
         del lanes  # It has no lane operations, so that nobody names any.
         actions = self.action_codec.unflatten(action, self.num_envs)

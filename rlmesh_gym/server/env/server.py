@@ -19,18 +19,16 @@ from rlmesh_gym.server.lifecycle import Server, check_number
 from rlmesh_gym.threads import DedicatedThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from typing import TypeVar
-
-    import gymnasium as gym
 
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym.rpc import JoinPeer, TLSLike
     from rlmesh_gym.server.env.conformance import ValidationPolicy
+    from rlmesh_gym.server.env.source import AnyEnv
 
     T = TypeVar("T")
-    AnyEnv = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Sequence[gym.Env[Any, Any]]
 
 __all__ = ["EnvServer"]
 

@@ -88,18 +88,22 @@ class EnvStream:
         scheduler, num_envs = LaneScheduler(), self._operations.env.num_envs
         request: interaction_pb2.JoinRequest | None = first
         failure: Exception | None = None
+
+        def answer(request: interaction_pb2.JoinRequest, received_ns: int) -> Reply:
+            reply = self._answer(request, received_ns)
+            replies.put(reply)
+            return reply
+
         try:
             while request is not None and not self._lease.is_ended:
                 received = time.perf_counter_ns()
                 # A request that names wrong lanes is only refused.
                 lanes = {lane for lane in lanes_named(request) if lane < num_envs}
                 if lanes:
-                    scheduler.submit(lanes, partial(self._put_answer, request, received, replies))
+                    scheduler.submit(lanes, partial(answer, request, received))
                 else:
                     scheduler.drain()
-                    reply = self._answer(request, received)
-                    replies.put(reply)
-                    if reply.closes:
+                    if answer(request, received).closes:
                         return
                 request = next(requests, None)
         except Exception as error:  # Of the stream itself: the client cancelled, or sent garbage.
@@ -107,11 +111,3 @@ class EnvStream:
         finally:
             scheduler.close()
             replies.put(failure)
-
-    def _put_answer(
-        self,
-        request: interaction_pb2.JoinRequest,
-        received_ns: int,
-        replies: SimpleQueue[Reply | Exception | None],
-    ) -> None:
-        replies.put(self._answer(request, received_ns))
