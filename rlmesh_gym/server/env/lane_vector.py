@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from rlmesh_gym.codec import add_info
+from rlmesh_gym.codec import SpaceCodec, add_info
 from rlmesh_gym.codec.reset_arguments import expand_seeds, split_options
 from rlmesh_gym.errors import ResetNeededError
 from rlmesh_gym.server.env.scalar_envs import (
@@ -47,15 +47,6 @@ __all__ = ["LaneVector", "make_envs"]
 _SMALL_ROW_BYTES = 1024
 
 
-def _blank(space: gym.Space[Any]) -> Any:
-    # Gymnasium's iterate() cannot take a batch of a Dict or Tuple without members apart.
-    if isinstance(space, Dict):
-        return {key: _blank(child) for key, child in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(_blank(child) for child in space.spaces)
-    return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1, np.zeros))))
-
-
 class LaneVector(SyncVectorEnv):
     """Vector env over scalar envs with equal spaces, in any autoreset mode; it closes them.
 
@@ -73,8 +64,9 @@ class LaneVector(SyncVectorEnv):
         space = check_equal_spaces(envs).observation_space
         makers = [partial(lambda env: env, env) for env in envs]
         super().__init__(makers, copy=copy, autoreset_mode=autoreset_mode)
+        codec = SpaceCodec(space)
         # What lanes that were never reset show until then.
-        self._lane_observations = [_blank(space)] * self.num_envs
+        self._lane_observations = [codec.unflatten_row(codec.empty(1), 0)] * self.num_envs
         self._buffer: Any = create_empty_array(space, n=self.num_envs, fn=np.zeros)
         self._has_small_rows = isinstance(space, Box) and space.low.nbytes <= _SMALL_ROW_BYTES
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
