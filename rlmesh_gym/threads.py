@@ -199,11 +199,10 @@ class DedicatedThread:
 
 
 class Ordered(Protocol):
-    """Something that needs its turn at one or more keys, such as lanes or env ids."""
+    """Something that needs its turn at distinct keys, such as lanes or env ids."""
 
     @property
-    def keys(self) -> Iterable[Hashable]:
-        """The keys, each once."""
+    def keys(self) -> Iterable[Hashable]: ...  # noqa: D102
 
     ahead: int
     """Number of keys at which something else is still ahead; written by :class:`Turns`."""

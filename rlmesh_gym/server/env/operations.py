@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.server.env.conformance import ValidationPolicy
-    from rlmesh_gym.server.env.served_env import Outcome, ServedEnv, Warnings
+    from rlmesh_gym.server.env.served_env import Lanes, Options, Outcome, ServedEnv, Warnings
 
     Buffers = list[bytes | memoryview]  # A large observation, left for the encoded answer.
     Verb = Callable[[Any, interaction_pb2.JoinResponse], Buffers | None]
@@ -112,7 +112,7 @@ class Operations:
         """Fill in the error; return whether it ends the stream."""
         error = response.error  # Setting it clears whatever the answer already held.
         error.code = refusal.code
-        error.message = str(refusal)
+        error.message = refusal.message
         error.is_recoverable = refusal.recoverable
         error.debug_info = refusal.debug_info
         if refusal.cuts:
@@ -139,28 +139,21 @@ class Operations:
         _check_time(request.timeout_ms, begun, "reset")
         encoding = time.perf_counter_ns()
         observation = self._encode("reset", response.reset, outcome, lanes, [])
-        _note_times(response, outcome, encode_ns=time.perf_counter_ns() - encoding)
+        _note_times(response, outcome, encoding)
         return observation
 
     def _begun(
-        self,
-        lanes: list[int] | None,
-        ids: list[str],
-        seeds: list[int],
-        options: dict[str, Any] | None,
-    ) -> tuple[list[int] | None, list[str], list[int]]:
+        self, lanes: Lanes, ids: list[str], seeds: list[int], options: Options
+    ) -> tuple[Lanes, list[str], list[int]]:
         """Return the lanes that a reset began anew, with their ids and seeds."""
         mask = (options or {}).get(RESET_MASK)
-        if (
-            lanes is not None
-            or self.env.has_lane_operations
-            or column_of(mask, self.env.num_envs) is None
-        ):
+        is_whole = lanes is None and not self.env.has_lane_operations
+        if not is_whole or column_of(mask, self.env.num_envs) is None:
             return lanes, ids, seeds
         # A vector env's own way to reset some lanes: ids and seeds are those of the whole vector.
-        lanes = np.flatnonzero(np.asarray(mask)).tolist()
-        ids = [ids[lane] if lane < len(ids) else "" for lane in lanes]
-        return lanes, ids, [seeds[lane] for lane in lanes if lane < len(seeds)]
+        named = np.flatnonzero(np.asarray(mask)).tolist()
+        ids = [ids[lane] if lane < len(ids) else "" for lane in named]
+        return named, ids, [seeds[lane] for lane in named if lane < len(seeds)]
 
     def _step(
         self, request: interaction_pb2.StepRequest, response: interaction_pb2.JoinResponse
@@ -205,12 +198,8 @@ class Operations:
             message.completed_episodes.extend([*backlog, *records])
         if lanes is not None:
             message.env_indices.extend(lanes)
-        _note_times(
-            response,
-            outcome,
-            decode_ns=begun - decoding,
-            encode_ns=time.perf_counter_ns() - encoding,
-        )
+        response.decode_ns = begun - decoding
+        _note_times(response, outcome, encoding)
         return observation
 
     def _render(
@@ -331,16 +320,8 @@ def _check_time(timeout_ms: int, begun_ns: int, verb: str) -> None:
         )
 
 
-def _note_times(
-    response: interaction_pb2.JoinResponse,
-    outcome: Outcome,
-    *,
-    decode_ns: int | None = None,
-    encode_ns: int,
-) -> None:
-    if decode_ns is not None:
-        response.decode_ns = decode_ns
+def _note_times(response: interaction_pb2.JoinResponse, outcome: Outcome, encoding_ns: int) -> None:
     response.user_ns = outcome.user_ns
-    response.encode_ns = encode_ns
+    response.encode_ns = time.perf_counter_ns() - encoding_ns
     if outcome.lane_skew_ns is not None:
         response.lane_skew_ns = outcome.lane_skew_ns

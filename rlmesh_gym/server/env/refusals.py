@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,7 @@ __all__ = [
 ErrorCode = interaction_pb2.EnvErrorCode
 
 
+@dataclass(eq=False)
 class RefusedError(Exception):
     """A request that is answered with an in-band error.
 
@@ -37,22 +39,12 @@ class RefusedError(Exception):
         cuts: The running episodes of those lanes end here.
     """
 
-    def __init__(
-        self,
-        code: ErrorCode.ValueType,
-        message: str,
-        *,
-        recoverable: bool = True,
-        debug_info: str = "",
-        lanes: Sequence[int] | None = None,
-        cuts: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.recoverable = recoverable
-        self.debug_info = debug_info
-        self.lanes = lanes
-        self.cuts = cuts
+    code: ErrorCode.ValueType
+    message: str
+    recoverable: bool = True
+    debug_info: str = ""
+    lanes: Sequence[int] | None = None
+    cuts: bool = False
 
 
 def invalid(message: str) -> RefusedError:

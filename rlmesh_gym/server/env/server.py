@@ -225,5 +225,4 @@ class EnvServer(Server):
             finally:
                 self._in_turn(lambda: self._source.give_back(env))
         finally:
-            lease.end()
-            lease.release()
+            lease.end(release=True)

@@ -51,16 +51,14 @@ class Lease:
                 self._slots.last_activity = time.monotonic()
                 self._slots.settle(self)
 
-    def release(self) -> None:
-        """Undo ``hold``; may be called again."""
-        with self._slots.changed:
-            self.is_held = False
-            self._slots.settle(self)
+    def end(self, *, release: bool = False) -> None:
+        """End the session; may be called again. The slot is free once no call is at work.
 
-    def end(self) -> None:
-        """End the session; may be called again. The slot is free once no call is at work."""
+        A held one is so only after ``release``.
+        """
         with self._slots.changed:
             self.is_ended = True
+            self.is_held = self.is_held and not release
             self._slots.settle(self)
 
 
@@ -76,7 +74,7 @@ class SessionSlots:
         self.last_activity = time.monotonic()
 
     def take(self, peer: JoinPeer, *, hold: bool = False) -> Lease:
-        """Return a lease for ``peer``; ``hold`` keeps it until :meth:`Lease.release`.
+        """Return a lease for ``peer``; ``hold`` keeps it until it is released.
 
         Raises:
             Refused: All slots are taken, or the server is stopping.

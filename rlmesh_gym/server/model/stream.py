@@ -36,11 +36,7 @@ _PATIENCE = 0.0005
 answered by then, and do not share the interpreter with the look for the next."""
 
 _KINDS: dict[str | None, type[Exchange]] = {
-    "resolve_adapter": Resolve,
-    "predict": Predict,
-    "grouped_predict": GroupedPredict,
-    "reset_adapter": Reset,
-    "release_adapter": Release,
+    kind.operation: kind for kind in (Resolve, Predict, GroupedPredict, Reset, Release)
 }
 
 
