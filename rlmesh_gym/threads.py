@@ -202,7 +202,7 @@ class Ordered(Protocol):
     """Something that needs its turn at distinct keys, such as lanes or env ids."""
 
     @property
-    def keys(self) -> Iterable[Hashable]: ...  # noqa: D102
+    def keys(self) -> Iterable[Hashable]: ...
 
     ahead: int
     """Number of keys at which something else is still ahead; written by :class:`Turns`."""

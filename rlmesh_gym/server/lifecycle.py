@@ -15,7 +15,6 @@ from rlmesh_gym.rpc import GrpcHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
     from typing import Any, TypeVar
 
     from typing_extensions import Self
@@ -175,12 +174,7 @@ class Server(ABC):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:

@@ -62,6 +62,8 @@ def _plain(value: Any) -> Any:
 
 
 def _each(value: Any, keep: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.isbuiltin == _BUILT_IN:
+        return keep(value)
     if isinstance(value, Mapping):
         return {key: _each(part, keep) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
@@ -69,10 +71,10 @@ def _each(value: Any, keep: Any) -> Any:
         return tuple(parts) if isinstance(value, tuple) else parts
     if isinstance(value, np.generic) or not hasattr(value, "__array__"):
         return value
-    is_plain = isinstance(value, np.ndarray) and value.dtype.isbuiltin == _BUILT_IN
-    if not is_plain and "bfloat16" in str(getattr(value, "dtype", None)):
+    if "bfloat16" in str(getattr(value, "dtype", None)):
         # A torch tensor cannot give numpy its bfloat16; other libraries bring the dtype along.
-        value = value.float() if hasattr(value, "float") else np.asarray(value).astype(np.float32)
+        wide = value.float() if hasattr(value, "float") else np.asarray(value).astype(np.float32)
+        return keep(wide)
     return keep(value)
 
 
@@ -138,6 +140,8 @@ def _attempt(read: Any) -> Leaves | None:
 
 
 def _refuse_what_never_fits(batch: Any) -> None:
+    if isinstance(batch, np.ndarray):
+        return
     if batch is None:
         came, cure = "None", "return the batch of actions"
     elif inspect.isawaitable(batch):
