@@ -20,12 +20,12 @@ from rlmesh_gym.cli.options import (
 from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
-from rlmesh_gym.server.env.making import make_envs
+from rlmesh_gym.server.env.lane_vector import make_envs
 
 if TYPE_CHECKING:
     import argparse
 
-    from rlmesh_gym.server.env.making import Made
+    from rlmesh_gym.server.env.lane_vector import Made
 
 __all__ = ["EPILOG", "build_env", "configure", "execute"]
 

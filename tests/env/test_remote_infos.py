@@ -10,17 +10,16 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
-from rlmesh_gym.codec import SpaceCodec, encode_meta_map, join_infos
+from rlmesh_gym.codec import SpaceCodec, add_info, encode_meta_map, join_infos
 from rlmesh_gym.codec.lane_infos import decode_final_obs
 from rlmesh_gym.env import ConformanceWarning, RemoteVectorEnv
 from rlmesh_gym.env.drive.endpoint import StepReply
 from rlmesh_gym.env.reading.infos import BatchedInfos, ConformanceLog, LaneInfos, read_infos
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server import EnvServer
-from rlmesh_gym.server.env.lane_vector import LaneVector
 from tests.env.comparison import equal
 from tests.env.local_session import batched
-from tests.fake_envs import CountingEnv, InfoVarietyEnv
+from tests.fake_envs import InfoVarietyEnv
 
 
 def joined(*infos: dict[str, Any]) -> dict[str, Any]:
@@ -119,10 +118,9 @@ def _as_lists(value: Any) -> Any:
 @pytest.mark.parametrize("own_key_first", [True, False])
 def test_a_key_where_the_mask_of_another_belongs(mine: Any, own_key_first: bool) -> None:
     info = {"_x": mine, "x": 1} if own_key_first else {"x": 1, "_x": mine}
-    lanes = LaneVector([CountingEnv() for _ in range(3)])
     served: dict[str, Any] = {}
     for lane in (1, 2):
-        served = lanes._add_info(served, info, lane)
+        add_info(served, info, lane, 3)
     for infos in (joined({}, info, info), served):
         assert infos["x"][1:].tolist() == [1, 1]
         assert len(infos["_x"]) == 3

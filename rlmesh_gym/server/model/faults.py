@@ -72,14 +72,7 @@ def model_raised(
     """Turn what user code raised into an answer that names it and its input.
 
     User code that raises a :class:`ModelError` chooses the code and whether it is recoverable;
-    everything else is INTERNAL and recoverable.
-
-    Args:
-        error: What was raised.
-        operation: What was being done, such as ``"predict"``.
-        env_id: The environment of the request.
-        episode_ids: Episodes of the request's rows.
-        signature: Shapes and dtypes of the input; empty when there was none.
+    everything else is INTERNAL and recoverable. ``signature`` tells shapes and dtypes of the input.
     """
     code, recoverable = "INTERNAL", True
     kind = f"{type(error).__name__}: "
