@@ -135,12 +135,12 @@ class GrpcHost:
         return bind.with_port(port) if bind.kind == "tcp" else bind
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
-        service = self._service
+        service, wire = self._service, self._service.wire
         handlers = grpc.method_handlers_generic_handler(
-            service.service_name,
+            wire.name,
             {
-                "Handshake": self._unary(service.handshake, service.messages.HandshakeRequest),
-                "Shutdown": self._unary(service.shutdown, service.messages.ShutdownRequest),
+                "Handshake": self._unary(service.handshake, wire.messages.HandshakeRequest),
+                "Shutdown": self._unary(service.shutdown, wire.messages.ShutdownRequest),
                 "Join": grpc.stream_stream_rpc_method_handler(
                     self._join,
                     request_deserializer=self._parser(),
@@ -184,7 +184,7 @@ class GrpcHost:
             yield _serialize(response)
 
     def _parser(self) -> Callable[[bytes], Any]:
-        parse = self._service.join_request.FromString
+        parse = self._service.wire.join_request.FromString
 
         def read(data: bytes) -> Any:
             # An exception here would be logged by gRPC with a stack trace of its own; garbage is
@@ -204,7 +204,7 @@ class GrpcHost:
             if key == "authorization":
                 given = value if isinstance(value, bytes) else value.encode()
         if not hmac.compare_digest(given, self._token):
-            message = f"invalid {self._service.kind} token"
+            message = f"invalid {self._service.wire.kind} token"
             context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
 
 
