@@ -93,14 +93,9 @@ def answer_handshake(
     component: str,
     capabilities: Iterable[str] | Mapping[str, str] = (),
 ) -> handshake_pb2.HandshakeResponse:
-    """Return a server's answer.
+    """Return a server's answer to the ``base`` of a client's message.
 
     Only the protocol generation decides; editions are stated, never required.
-
-    Args:
-        request: The client's words (the ``base`` of the service's own message).
-        component: The server's role, ``"env"`` or ``"model"``.
-        capabilities: Names, or names with values.
     """
     response = handshake_pb2.HandshakeResponse(
         compatible=request.protocol_generation == PROTOCOL_GENERATION,

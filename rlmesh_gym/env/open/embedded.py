@@ -215,10 +215,9 @@ class _Child:
             return  # A forked copy of the object; the process is not ours.
         process = self.__dict__.get("process")
         if process is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.write(
-                    b"\n"
-                )  # It does not end while a fork of this process has a copy.
+            with contextlib.suppress(OSError, ValueError):  # Gone, or closed before.
+                # The end of stdin would not show while a fork of this process has a copy.
+                process.stdin.write(b"\n")
             with contextlib.suppress(OSError):
                 process.stdin.close()
             try:

@@ -10,14 +10,17 @@ import select
 import socket
 import threading
 import time
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import Error
 from rlmesh_gym.rpc.client.link import MESSAGE, STATUS, TOKEN, read_frame, send_frame
 from rlmesh_gym.rpc.handshake import ARRAYS, CLIENT_CAPABILITIES_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
+
+    Join = Callable[[Iterator[bytes], "LinkContext"], Generator[bytes, None, None]]
 
 __all__ = ["LinkContext", "LinkHost"]
 
@@ -25,14 +28,6 @@ _logger = logging.getLogger(__name__)
 _BUFFER_BYTES = 64 * 1024
 _POLL_SECONDS = 0.01
 _GONE = ("POLLHUP", "POLLERR", "POLLRDHUP")  # Not all systems have all, nor a poll at all.
-
-
-class Join(Protocol):
-    """Serves one call: takes requests, yields answers as bytes."""
-
-    def __call__(self, requests: Iterator[bytes], context: LinkContext) -> Iterator[bytes]:
-        """Serve; an :class:`~rlmesh_gym.errors.Error` with a ``status`` refuses."""
-        ...
 
 
 class LinkContext:
@@ -44,7 +39,7 @@ class LinkContext:
         self._callbacks: list[Callable[[], None]] | None = []
 
     def peer(self) -> str:
-        """Return the client's name."""
+        """Name the client."""
         return "unix:"
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -81,10 +76,8 @@ class LinkContext:
 class LinkHost:
     """Accepts links at one socket path, each served by a daemon thread of its own.
 
-    Args:
-        path: Where to listen; made here, removed by :meth:`stop`.
-        join: Serves a call.
-        token: What clients must present; None for nothing.
+    Listens at ``path``, which is made here and removed by :meth:`stop`, and serves each call with
+    ``join``, whose errors with a ``status`` refuse. Clients must present ``token``, if it is given.
 
     Raises:
         OSError: The path cannot be bound.
@@ -160,11 +153,12 @@ class LinkHost:
         hello = read_frame(stream)
         if hello is None or hello[0] != TOKEN or not hmac.compare_digest(hello[1], self._token):
             return "UNAUTHENTICATED invalid env token"
-        answers = self._join(_requests(stream), context)
+        requests = (payload for _, payload in iter(partial(read_frame, stream), None))
         try:
-            for answer in answers:
-                send_frame(sock, MESSAGE, answer)
-                del answer  # Not kept alive while the client thinks.
+            with contextlib.closing(self._join(requests, context)) as answers:
+                for answer in answers:
+                    send_frame(sock, MESSAGE, answer)
+                    del answer  # Not kept alive while the client thinks.
         except OSError as error:
             _logger.debug("a link was lost: %s", error)
         except Error as error:
@@ -172,13 +166,4 @@ class LinkHost:
         except Exception as error:
             _logger.exception("a call over a link failed")
             return f"INTERNAL {type(error).__name__}: {error}"
-        finally:
-            close = getattr(answers, "close", None)
-            if close is not None:
-                close()
         return "OK "
-
-
-def _requests(stream: IO[bytes]) -> Iterator[bytes]:
-    while (frame := read_frame(stream)) is not None:
-        yield frame[1]

@@ -22,7 +22,7 @@ from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure
 from rlmesh_gym.threads import GrowingExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from rlmesh_gym.rpc.address import Address
     from rlmesh_gym.rpc.client.channel import ChannelOptions
@@ -34,6 +34,14 @@ __all__ = ["GrpcHost"]
 _logger = logging.getLogger(__name__)
 _STOP_SECONDS = 2.0
 _UNREADABLE: Any = object()
+_SERVER_OPTIONS: ChannelOptions = [
+    *MESSAGE_OPTIONS,
+    ("grpc.so_reuseport", 0),  # Else two servers share one port and split the clients.
+    # Clients ping idle sessions; by default gRPC takes that for an attack.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+]
 
 
 class GrpcHost:
@@ -47,6 +55,9 @@ class GrpcHost:
         address: See :func:`~rlmesh_gym.rpc.address.parse_bind_address`.
         token: Ask every client for it; else ``RLMESH_GYM_TOKEN``, else none.
         tls: Serve with this certificate.
+
+    Attributes:
+        address: The bound address, ``None`` before :meth:`start`.
 
     Raises:
         ConfigurationError: An address or option that cannot work.
@@ -65,16 +76,11 @@ class GrpcHost:
         token = resolve_token(token)
         self._token = None if token is None else token.encode()
         self._credentials = _server_credentials(TLSConfig.from_value(tls))
-        self._server: Any = None
-        self._address: str | None = None
-        self._is_stopped = False
+        self.address: str | None = None
         self._links: list[LinkHost] = []
+        self._is_stopped = False
+        self._running: _Running | None = None
         self._finalizer: weakref.finalize[Any, GrpcHost] | None = None
-
-    @property
-    def address(self) -> str | None:
-        """The bound address, ``None`` before :meth:`start`."""
-        return self._address
 
     def start(self) -> str:
         """Listen; return the address for clients, ``tcp://host:port`` or ``unix:///path``.
@@ -83,18 +89,17 @@ class GrpcHost:
             ConfigurationError: Something else listens there, or the address cannot be bound.
             StateError: Started before.
         """
-        if self._server is not None or self._is_stopped:
+        if self.address is not None or self._is_stopped:
             raise StateError("a server starts once; make a new one")
         claim(self._bind)
         executor = GrowingExecutor("rlmesh_gym-server")
-        server = grpc.server(executor, handlers=self._handlers(), options=_server_options())
+        server = grpc.server(executor, handlers=self._handlers(), options=_SERVER_OPTIONS)
         bound = self._listen(server)
         server.start()
-        self._server = server
-        self._address = bound.display
-        running = _Running(server, executor, self._links, bound, os.getpid())
-        self._finalizer = weakref.finalize(self, running.stop, None)
-        return bound.display
+        self.address = bound.display
+        self._running = _Running(server, executor, self._links, bound, os.getpid())
+        self._finalizer = weakref.finalize(self, self._running.stop, None)
+        return self.address
 
     def open_link(self, path: str) -> None:
         """Serve Join also over a bare Unix socket; see :mod:`rlmesh_gym.rpc.client.link`.
@@ -113,12 +118,9 @@ class GrpcHost:
         May be called again, and from any thread but that of a running call. Callbacks that are at
         work are not waited for.
         """
-        finalizer, self._finalizer = self._finalizer, None
-        if finalizer is not None:
-            detached = finalizer.detach()
-            if detached is not None:
-                _, stop, _, _ = detached
-                stop(grace)
+        running, self._running = self._running, None
+        if running is not None and self._finalizer is not None and self._finalizer.detach():
+            running.stop(grace)
         self._is_stopped = True
 
     def _listen(self, server: grpc.Server) -> Address:
@@ -136,20 +138,21 @@ class GrpcHost:
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
         service, wire = self._service, self._service.wire
-        handlers = grpc.method_handlers_generic_handler(
-            wire.name,
-            {
-                "Handshake": self._unary(service.handshake, wire.messages.HandshakeRequest),
-                "Shutdown": self._unary(service.shutdown, wire.messages.ShutdownRequest),
-                "Join": grpc.stream_stream_rpc_method_handler(
-                    self._join,
-                    request_deserializer=self._parser(),
-                    response_serializer=_serialize,
-                ),
-            },
+        join = grpc.stream_stream_rpc_method_handler(
+            self._join, request_deserializer=self._parser(), response_serializer=_serialize
         )
-        # The released package answers health checks for models only; more does no harm.
-        return [handlers, _health_handler()]
+        methods = {
+            "Handshake": self._unary(service.handshake, wire.messages.HandshakeRequest),
+            "Shutdown": self._unary(service.shutdown, wire.messages.ShutdownRequest),
+            "Join": join,
+        }
+        # HealthCheckResponse(status=SERVING). The released package answers health checks for models
+        # only; more does no harm.
+        check: Any = grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"\x08\x01")
+        return [
+            grpc.method_handlers_generic_handler(wire.name, methods),
+            grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check}),
+        ]
 
     def _unary(self, callback: Callable[[Any], Any], request_type: Any) -> Any:
         def call(data: bytes, context: grpc.ServicerContext) -> Any:
@@ -178,7 +181,9 @@ class GrpcHost:
         except Exception as error:
             _abort(context, error)
 
-    def _join_link(self, requests: Iterator[bytes], context: LinkContext) -> Iterator[bytes]:
+    def _join_link(
+        self, requests: Iterator[bytes], context: LinkContext
+    ) -> Generator[bytes, None, None]:
         parsed = _readable(map(self._parser(), requests))
         for response in self._service.join(parsed, JoinPeer(context)):
             yield _serialize(response)
@@ -218,15 +223,6 @@ def _readable(requests: Iterator[Any]) -> Iterator[Any]:
         return  # How gRPC says that the client is gone.
 
 
-def _health_handler() -> grpc.GenericRpcHandler:
-    def check(_request: bytes, _context: grpc.ServicerContext) -> bytes:
-        return b"\x08\x01"  # HealthCheckResponse(status=SERVING)
-
-    return grpc.method_handlers_generic_handler(
-        "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(check)}
-    )
-
-
 def _serialize(message: Any) -> bytes:
     if isinstance(message, bytes):
         return message
@@ -241,17 +237,6 @@ def _abort(context: grpc.ServicerContext, error: Exception) -> None:
         return  # The client has gone; its iterator raised for that reason.
     _logger.error("a call from %s failed", context.peer(), exc_info=error)
     context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-
-
-def _server_options() -> ChannelOptions:
-    return [
-        *MESSAGE_OPTIONS,
-        ("grpc.so_reuseport", 0),  # Else two servers share one port and split the clients.
-        # Clients ping idle sessions; by default gRPC takes that for an attack.
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-    ]
 
 
 def _server_credentials(tls: TLSConfig | None) -> grpc.ServerCredentials | None:
