@@ -20,12 +20,17 @@ from rlmesh_gym.errors import (
 )
 from rlmesh_gym.rpc.address import parse_address
 from rlmesh_gym.rpc.client.channel import open_channel
-from rlmesh_gym.rpc.client.diagnosis import is_not_grpc, late_handshake, unreachable, wrong_service
 from rlmesh_gym.rpc.client.stream import JoinStream
 from rlmesh_gym.rpc.config import Timeouts, TLSConfig, resolve_token
 from rlmesh_gym.rpc.handshake import check_handshake, handshake_request
 from rlmesh_gym.rpc.services import ENV, MODEL
-from rlmesh_gym.rpc.status import error_from_status
+from rlmesh_gym.rpc.status import (
+    error_from_status,
+    is_not_grpc,
+    late_handshake,
+    unreachable,
+    wrong_service,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -82,8 +87,8 @@ class Connection:
         self._tls = TLSConfig.from_value(tls)
         token = resolve_token(token)
         # Raw, as the wire has it.
-        self._metadata = [] if token is None else [("authorization", token)]
-        self.join_metadata: list[tuple[str, str]] = []
+        self._metadata = () if token is None else (("authorization", token),)
+        self.join_metadata: tuple[tuple[str, str], ...] = ()
         self._link = None if link is None else (link, token)
         self._pid = os.getpid()
         self.is_closed = False
@@ -135,17 +140,12 @@ class Connection:
                 self._channel,
                 self._service,
                 endpoint=self.endpoint,
-                metadata=[*self._metadata, *self.join_metadata],
+                metadata=(*self._metadata, *self.join_metadata),
                 link=self._link,
             )
             return self.stream
 
-    def close(
-        self,
-        farewell: Farewell,
-        *,
-        waits_for_work: bool,
-    ) -> None:
+    def close(self, farewell: Farewell, *, waits_for_work: bool) -> None:
         """Close, bounded by ``timeouts.close``; never raises, and may be called again.
 
         ``farewell`` sends last requests, given the seconds that it may take; what it returns is
@@ -175,13 +175,7 @@ class Connection:
         self._channel.close()
         _live.discard(self)
 
-    def _part(
-        self,
-        stream: JoinStream,
-        farewell: Farewell,
-        *,
-        waits_for_work: bool,
-    ) -> None:
+    def _part(self, stream: JoinStream, farewell: Farewell, *, waits_for_work: bool) -> None:
         limit = self.timeouts.close
         if stream.is_overdue or (stream.outstanding and not waits_for_work):
             # The peer would answer only after what is at work, and a process that was interrupted
@@ -206,7 +200,7 @@ class Connection:
             response_deserializer=getattr(service.messages, f"{name}Response").FromString,
         )
         try:
-            return call(request, timeout=self.timeouts.connect, metadata=tuple(self._metadata))
+            return call(request, timeout=self.timeouts.connect, metadata=self._metadata)
         except ValueError as error:  # How gRPC says that another thread has closed the channel.
             raise ClosedError(f"{self.endpoint}: {name}: the session was closed") from error
 

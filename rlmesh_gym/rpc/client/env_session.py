@@ -47,12 +47,8 @@ class EnvSession(Session):
     stream.
 
     Attributes:
-        endpoint: The address, for messages.
         contract: What the endpoint serves.
         contract_message: The same as it came.
-        capabilities: What the endpoint says that it can.
-        peer: What the endpoint says about itself.
-        timeouts: For the session's user to wait by.
     """
 
     component = "env-client"
@@ -62,7 +58,7 @@ class EnvSession(Session):
         super().__init__(connection, response)
         self.contract_message = response.env_contract
         if self.has_arrays:
-            connection.join_metadata = [(CLIENT_CAPABILITIES_KEY, ARRAYS)]
+            connection.join_metadata = ((CLIENT_CAPABILITIES_KEY, ARRAYS),)
         if not response.HasField("env_contract"):
             text = "the handshake came without a contract; the endpoint breaks the protocol"
             raise ProtocolError(text, endpoint=self.endpoint, operation="handshake")
@@ -100,7 +96,7 @@ class EnvSession(Session):
             UnavailableError: Nothing listens there, or no gRPC server does.
             DeadlineError: No answer in time.
             AuthenticationError: The token was refused.
-            ProtocolError: A model endpoint, another protocol, or a contract that cannot be read.
+            ProtocolError: The other kind of endpoint, another protocol, or an unreadable contract.
         """
         service = _RAW_ENV if raw_observations else ENV
         return cls._over(

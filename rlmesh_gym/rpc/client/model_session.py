@@ -61,11 +61,7 @@ class ModelSession(Session):
     at once with a :class:`~rlmesh_gym.rpc.Pending`; they may be made from several threads.
 
     Attributes:
-        endpoint: The address, for messages.
         session_id: Names this session in every request's context.
-        capabilities: What the endpoint says that it can.
-        peer: What the endpoint says about itself.
-        timeouts: For the session's user to wait by.
     """
 
     component = "model-client"
@@ -87,18 +83,7 @@ class ModelSession(Session):
     ) -> ModelSession:
         """Connect to ``address`` and shake hands. Blocks up to ``timeouts.connect``.
 
-        Args:
-            address: See :func:`~rlmesh_gym.rpc.address.parse_address`.
-            token: What the server asks for, else ``RLMESH_GYM_TOKEN``.
-            tls: See :meth:`~rlmesh_gym.rpc.config.TLSConfig.from_value`.
-            timeouts: See :meth:`~rlmesh_gym.rpc.config.Timeouts.from_value`.
-
-        Raises:
-            ConfigurationError: An address or option that cannot work; nothing was opened.
-            UnavailableError: Nothing listens there, or no gRPC server does.
-            DeadlineError: No answer in time.
-            AuthenticationError: The token was refused.
-            ProtocolError: An env endpoint, or another protocol.
+        Arguments and errors are those of :meth:`EnvSession.open`.
         """
         return cls._over(Connection(MODEL, address, token=token, tls=tls, timeouts=timeouts))
 

@@ -51,7 +51,7 @@ class JoinStream:
         service: Service,
         *,
         endpoint: str,
-        metadata: list[tuple[str, str]],
+        metadata: tuple[tuple[str, str], ...],
         link: tuple[str, str | None] | None = None,
     ) -> None:
         self.endpoint = endpoint

@@ -223,7 +223,7 @@ def test_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_token_is_checked_on_every_call() -> None:
     with env_host(token=SECRET) as address, EnvSession.open(address, token=SECRET) as session:
-        session._connection._metadata = []
+        session._connection._metadata = ()
         with pytest.raises(AuthenticationError, match="reset: the endpoint refused the token"):
             session.reset().result(WAIT)
         with pytest.raises(AuthenticationError):
