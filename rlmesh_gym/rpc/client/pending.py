@@ -6,6 +6,7 @@ import copy
 import os
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rlmesh_gym.errors import DeadlineError, Error, ForkedError, ProtocolError
@@ -21,13 +22,12 @@ M = TypeVar("M")
 
 
 class _Stream(Protocol):
-    endpoint: str
-
     def give_up(self, pending: Pending[Any], error: Error) -> bool: ...
 
     def note_overdue(self, pending: Pending[Any]) -> None: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Pending(Generic[M]):
     """An answer that is due. Made by a session; safe to wait on from any thread.
 
@@ -42,52 +42,25 @@ class Pending(Generic[M]):
         response_bytes: Size of the encoded answer; 0 until :meth:`done`.
     """
 
-    __slots__ = (
-        "_done_ns",
-        "_error",
-        "_gate",
-        "_pid",
-        "_sent_ns",
-        "_service",
-        "_stream",
-        "context",
-        "endpoint",
-        "lanes",
-        "operation",
-        "request_bytes",
-        "request_id",
-        "response",
-        "response_bytes",
-    )
+    _stream: _Stream
+    _service: Service
+    operation: str
+    endpoint: str
+    request_id: str
+    request_bytes: int
+    lanes: Sequence[int]
+    context: Any
+    response: Any = None
+    response_bytes: int = 0
+    _error: Error | None = None
+    _pid: int = field(default_factory=os.getpid)
+    # A bare lock is the cheapest thing to wait on, and a signal can break the wait.
+    _gate: threading.Lock = field(default_factory=threading.Lock)
+    _sent_ns: int = field(default_factory=time.perf_counter_ns)
+    _done_ns: int = 0
 
-    def __init__(
-        self,
-        stream: _Stream,
-        service: Service,
-        operation: str,
-        *,
-        request_id: str,
-        request_bytes: int,
-        lanes: Sequence[int],
-        context: Any,
-    ) -> None:
-        self.endpoint = stream.endpoint
-        self.operation = operation
-        self.lanes = lanes
-        self.context = context
-        self.response: Any = None
-        self.request_bytes = request_bytes
-        self.response_bytes = 0
-        self.request_id = request_id
-        self._stream = stream
-        self._service = service
-        self._error: Error | None = None
-        self._pid = os.getpid()
-        # A bare lock is the cheapest thing to wait on, and a signal can break the wait.
-        self._gate = threading.Lock()
+    def __post_init__(self) -> None:
         self._gate.acquire()
-        self._sent_ns = time.perf_counter_ns()
-        self._done_ns = 0
 
     @property
     def elapsed_ns(self) -> int:

@@ -123,6 +123,7 @@ class JoinStream:
             self,
             self._service,
             kind,
+            endpoint=self.endpoint,
             request_id=request_id,
             request_bytes=len(data),
             lanes=lanes,

@@ -102,13 +102,10 @@ class GrpcHost:
         return self.address
 
     def open_link(self, path: str) -> None:
-        """Serve Join also over a bare Unix socket; see :mod:`rlmesh_gym.rpc.client.link`.
-
-        Args:
-            path: The socket, which must not exist; only this user can connect.
+        """Serve Join also over a bare Unix socket, for this user; see :mod:`rpc.client.link`.
 
         Raises:
-            OSError: It cannot be bound.
+            OSError: ``path`` cannot be bound, since it exists perhaps.
         """
         self._links.append(LinkHost(path, self._join_link, self._token))
 
