@@ -85,20 +85,20 @@ def error_from_status(
 def premature_end(*, endpoint: str, operation: str, request_bytes: int) -> RemoteError:
     """Return the error for a stream that ended in good order while an answer was due."""
     size = request_bytes / 2**20
-    if size >= _PEER_LIMIT_MIB:
-        return ProtocolError(
-            f"{operation}: the endpoint ended the session without an answer; the request has "
-            f"{size:.0f} MiB and endpoints of the released package take {_PEER_LIMIT_MIB} MiB",
-            endpoint=endpoint,
-            operation=operation,
+    if size < _PEER_LIMIT_MIB:
+        kind: type[RemoteError] = UnavailableError
+        reason = (
+            "before it answered; it does so after an error that it cannot recover from, when it "
+            "stops, or when it cannot read a request; see its log"
         )
-    return UnavailableError(
-        f"{operation}: the endpoint ended the session before it answered; it does so after an "
-        "error that it cannot recover from, when it stops, or when it cannot read a request; "
-        "see its log",
-        endpoint=endpoint,
-        operation=operation,
-    )
+    else:
+        kind = ProtocolError
+        reason = (
+            f"without an answer; the request has {size:.0f} MiB and endpoints of the released "
+            f"package take {_PEER_LIMIT_MIB} MiB"
+        )
+    message = f"{operation}: the endpoint ended the session {reason}"
+    return kind(message, endpoint=endpoint, operation=operation)
 
 
 def wrong_service(details: str, *, endpoint: str, kind: str, is_other_kind: bool) -> ProtocolError:
@@ -126,12 +126,9 @@ def late_handshake(timeout: float | None, *, endpoint: str, kind: str) -> Deadli
 
 def is_not_grpc(code: grpc.StatusCode, details: str) -> bool:
     """Return whether a failure says that there may be no gRPC server at all."""
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return True
     # An HTTP/2 server of another trade answers with a status and a content type of its own.
-    return code is not grpc.StatusCode.OK and (
-        "http2 header" in details or "content-type" in details
-    )
+    is_other_trade = "http2 header" in details or "content-type" in details
+    return code is grpc.StatusCode.UNAVAILABLE or is_other_trade
 
 
 def unreachable(address: Address, details: str, *, kind: str, uses_tls: bool) -> UnavailableError:

@@ -42,10 +42,8 @@ class HistoryRows(NamedTuple):
 class RequestContext(NamedTuple):
     """What a session notes on the ``context`` of its pendings.
 
-    Attributes:
-        env_id: Key of the adapter.
-        episode_ids: Episodes of the rows, or those that are over.
-        request_id: As in the request's context, for an answer that must mirror it.
+    ``episode_ids`` are those of the rows, or those that are over; ``request_id`` is as in the
+    request's own context, for an answer that must mirror it.
     """
 
     env_id: str
