@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from rlmesh_gym.rpc.host.link_serving import LinkContext
-
 __all__ = [
     "EnvServiceCallbacks",
     "JoinPeer",
@@ -80,7 +78,7 @@ class JoinPeer:
         capabilities: What it uses of ours, by name.
     """
 
-    def __init__(self, context: grpc.ServicerContext | LinkContext) -> None:
+    def __init__(self, context: grpc.ServicerContext) -> None:
         self.name: str = context.peer()
         named = dict(context.invocation_metadata()).get(CLIENT_CAPABILITIES_KEY, "")
         self.capabilities = frozenset(str(named).split(","))

@@ -17,7 +17,7 @@ from rlmesh_gym.rpc.address import parse_bind_address
 from rlmesh_gym.rpc.client.channel import MESSAGE_OPTIONS
 from rlmesh_gym.rpc.config import TLSConfig, resolve_token
 from rlmesh_gym.rpc.host.callbacks import JoinPeer, Refused
-from rlmesh_gym.rpc.host.link_serving import LinkContext, LinkHost
+from rlmesh_gym.rpc.host.link_serving import LinkHost
 from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure
 from rlmesh_gym.threads import GrowingExecutor
 
@@ -178,11 +178,8 @@ class GrpcHost:
         except Exception as error:
             _abort(context, error)
 
-    def _join_link(
-        self, requests: Iterator[bytes], context: LinkContext
-    ) -> Generator[bytes, None, None]:
-        parsed = _readable(map(self._parser(), requests))
-        for response in self._service.join(parsed, JoinPeer(context)):
+    def _join_link(self, requests: Iterator[bytes], peer: JoinPeer) -> Generator[bytes, None, None]:
+        for response in self._service.join(_readable(map(self._parser(), requests)), peer):
             yield _serialize(response)
 
     def _parser(self) -> Callable[[bytes], Any]:
