@@ -225,15 +225,8 @@ class JoinStream:
             self._end(self._premature_end)
             return
         details = self._call.details()
-        self._end(
-            lambda operation, _: error_from_status(
-                code,
-                details,
-                endpoint=self.endpoint,
-                operation=operation,
-                kind=self._service.kind,
-            )
-        )
+        to = {"endpoint": self.endpoint, "kind": self._service.kind}
+        self._end(lambda operation, _: error_from_status(code, details, operation=operation, **to))
 
     def _end(self, make_error: Callable[[str, int], Error]) -> None:
         """End it; ``make_error`` explains that to a request of so many bytes, given its kind."""
@@ -258,13 +251,8 @@ class JoinStream:
         return ClosedError(f"{self.endpoint}: {operation}: the session was closed")
 
     def _premature_end(self, operation: str, request_bytes: int) -> Error:
-        if self._last_error is not None:
-            return UnavailableError(
-                f"{operation}: the endpoint ended the session after its error: "
-                f"{self._last_error.message}",
-                endpoint=self.endpoint,
-                operation=operation,
-            )
-        return premature_end(
-            endpoint=self.endpoint, operation=operation, request_bytes=request_bytes
-        )
+        where = {"endpoint": self.endpoint, "operation": operation}
+        if self._last_error is None:
+            return premature_end(**where, request_bytes=request_bytes)
+        reason = f"the endpoint ended the session after its error: {self._last_error.message}"
+        return UnavailableError(f"{operation}: {reason}", **where)

@@ -121,16 +121,17 @@ class GrpcHost:
         self._is_stopped = True
 
     def _listen(self, server: grpc.Server) -> Address:
-        bind = self._bind
+        bind, credentials = self._bind, self._credentials
+        cause = None
         try:
-            if self._credentials is None:
+            if credentials is None:
                 port = server.add_insecure_port(bind.target)
             else:
-                port = server.add_secure_port(bind.target, self._credentials)
+                port = server.add_secure_port(bind.target, credentials)
         except RuntimeError as error:
-            raise explain_bind_failure(bind, uses_tls=self._credentials is not None) from error
-        if port == 0:  # How older releases of gRPC say that they could not bind.
-            raise explain_bind_failure(bind, uses_tls=self._credentials is not None)
+            port, cause = 0, error  # Older releases of gRPC return 0 instead.
+        if port == 0:
+            raise explain_bind_failure(bind, uses_tls=credentials is not None) from cause
         return bind.with_port(port) if bind.kind == "tcp" else bind
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -198,10 +199,9 @@ class GrpcHost:
     def _authenticate(self, context: grpc.ServicerContext) -> None:
         if self._token is None:
             return
-        given = b""
-        for key, value in context.invocation_metadata():
-            if key == "authorization":
-                given = value if isinstance(value, bytes) else value.encode()
+        given: Any = dict(context.invocation_metadata()).get("authorization", b"")
+        if isinstance(given, str):
+            given = given.encode()
         if not hmac.compare_digest(given, self._token):
             message = f"invalid {self._service.wire.kind} token"
             context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
