@@ -143,14 +143,9 @@ class ModelSession(Session):
         """
         request = self._request("predict", env_id)
         predict = request.predict
-        predict.observation.CopyFrom(observation)
-        for episode_id, seed in episodes:
-            predict.episode_info.add(episode_id=episode_id, seed=seed)
+        _fill_rows(predict, observation, episodes)
         for rows in history:
-            frame = predict.history.add(step=rows.step)
-            frame.observation.CopyFrom(rows.observation)
-            for episode_id, seed in rows.episodes:
-                frame.episode_info.add(episode_id=episode_id, seed=seed)
+            _fill_rows(predict.history.add(step=rows.step), rows.observation, rows.episodes)
         if step is not None:
             predict.step = step
         return self._ask(request, "predict", [episode_id for episode_id, _ in episodes])
@@ -233,3 +228,9 @@ class ModelSession(Session):
 
 def _context(part: Any, episode_ids: Sequence[str] = ()) -> RequestContext:
     return RequestContext(part.context.env_id, episode_ids, part.context.request_id)
+
+
+def _fill_rows(message: Any, observation: Any, episodes: Sequence[tuple[str, int | None]]) -> None:
+    message.observation.CopyFrom(observation)
+    for episode_id, seed in episodes:
+        message.episode_info.add(episode_id=episode_id, seed=seed)

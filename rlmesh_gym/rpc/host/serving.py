@@ -102,10 +102,9 @@ class GrpcHost:
         return self.address
 
     def open_link(self, path: str) -> None:
-        """Serve Join also over a bare Unix socket, for this user; see :mod:`rpc.client.link`.
+        """Serve Join also over a bare Unix socket, to which only this user can connect.
 
-        Raises:
-            OSError: ``path`` cannot be bound, since it exists perhaps.
+        See :mod:`rlmesh_gym.rpc.client.link`. An OSError says that ``path`` cannot be bound.
         """
         self._links.append(LinkHost(path, self._join_link, self._token))
 
