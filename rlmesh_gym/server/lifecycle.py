@@ -241,7 +241,7 @@ class Server(ABC):
 
     def _shutdown(self, request: Any) -> Any:
         """Decide on a client's wish to stop the server."""
-        response = self.service.messages.ShutdownResponse()
+        response = self.service.wire.messages.ShutdownResponse()
         if not self._allow_remote_shutdown:
             response.base.accepted = False
             response.base.message = f"remote shutdown is disabled for this {self.serves} endpoint"
