@@ -1,0 +1,75 @@
+"""One env and one model through every kind of end: the same records, sights and actions."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import rlmesh_gym as rg
+from tests.runtime.ends import ENVS, MODELS, PlayedModel, play_by_hand, told
+from tests.runtime.played_env import frame
+
+SEEDS = [3, 14, 15, 92, 65, 35, 89]
+LANES = {"single": 1, "address of one": 1, "RemoteEnv": 1, "embedded, single": 1}
+LANES |= {"single, wrapped": 1, "RemoteEnv, wrapped": 1}
+THREE = {"list of vectors", "addresses", "mixed list"}
+FEW = ["single", "NEXT_STEP: local", "SAME_STEP: object", "address of lanes", "addresses"]
+
+
+def num_lanes(end: str) -> int:
+    return 3 if end in THREE else LANES.get(end, 2)
+
+
+@pytest.mark.parametrize("horizon", [1, 3])
+@pytest.mark.parametrize("model", ["handler", "policy"])
+@pytest.mark.parametrize("end", ENVS)
+def test_a_run_plays_what_is_played_by_hand(end: str, model: str, horizon: int) -> None:
+    check(end, model, horizon)
+
+
+@pytest.mark.parametrize("horizon", [1, 3])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("end", FEW)
+def test_and_with_every_kind_of_model(end: str, model: str, horizon: int) -> None:
+    check(end, model, horizon)
+
+
+def check(end: str, model: str, horizon: int) -> None:
+    expected = [play_by_hand(seed, horizon) for seed in SEEDS]
+    handler = PlayedModel()
+    n = num_lanes(end)
+    with ExitStack() as stack:
+        envs = ENVS[end](stack)
+        policy = MODELS[model](stack, handler, n, horizon)
+        report = rg.run(envs, policy, episode_seeds=SEEDS, execution_horizon=horizon)
+    assert report.num_envs == n
+    assert [told(episode) for episode in report.episodes] == [told(one) for one in expected]
+    assert [(one.index, one.lane) for one in report.episodes] == [
+        (index, index % n) for index in range(len(SEEDS))
+    ]
+    assert handler.of(report.episodes) == [one.seen for one in expected]
+    assert len(handler.seen) == len(SEEDS)
+    assert report.predict_calls == handler.calls
+    assert report.predict_rows == sum(len(one.seen) for one in expected)
+
+
+@pytest.mark.parametrize("served", [False, True])
+@pytest.mark.parametrize("end", ENVS)
+def test_a_function_is_a_model_too(end: str, served: bool) -> None:
+    rows = 0
+
+    def function(observations: Any) -> Any:
+        nonlocal rows
+        rows += len(observations["t"])
+        return frame(observations)
+
+    with ExitStack() as stack:
+        policy: Any = function
+        if served:
+            policy = stack.enter_context(rg.ModelServer(function)).address
+        report = rg.run(ENVS[end](stack), policy, episode_seeds=SEEDS)
+    expected = [play_by_hand(seed) for seed in SEEDS]
+    assert [told(episode) for episode in report.episodes] == [told(one) for one in expected]
+    assert rows == report.total_steps == sum(one.length for one in expected)
