@@ -192,16 +192,18 @@ class Louder(rg.RemotePolicy):
         return super().predict(*args, **kwargs)
 
 
-def policy_for(address: str, num_envs: int, **options: Any) -> rg.RemotePolicy:
-    kind = options.pop("kind", rg.RemotePolicy)
-    found: rg.RemotePolicy = kind(
-        address,
-        single_observation_space=PlayedEnv().observation_space,
-        single_action_space=PlayedEnv().action_space,
-        num_envs=num_envs,
-        **options,
-    )
-    return found
+def policy_for(
+    address: str, envs: Any = 1, *, kind: type[rg.RemotePolicy] = rg.RemotePolicy, **options: Any
+) -> rg.RemotePolicy:
+    """Make a policy for an env, or for some lanes of any."""
+    if isinstance(envs, int):
+        options |= {
+            "single_observation_space": PlayedEnv().observation_space,
+            "single_action_space": PlayedEnv().action_space,
+            "num_envs": envs,
+        }
+        envs = None
+    return kind(address, envs, **options)
 
 
 def _served(stack: ExitStack, model: Any) -> str:
