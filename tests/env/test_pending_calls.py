@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -94,12 +93,3 @@ def test_a_close_while_a_call_is_pending_warns_alike(pending: str) -> None:
     own, remote = texts
     assert len(own) == 1
     assert remote == own
-
-
-def test_a_timeout_of_a_wait_is_multiprocessings(pair: tuple[Any, Any]) -> None:
-    assert issubclass(rg.DeadlineError, multiprocessing.TimeoutError)
-    for envs in pair:
-        envs.reset()
-        envs.step_async(ACTIONS)
-        observations, *_ = envs.step_wait(timeout=30)
-        assert observations.shape == (2, 1)

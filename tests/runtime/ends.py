@@ -152,24 +152,30 @@ class closing:  # noqa: N801 - as contextlib has it, for what is closed once
 BY_MODE = {mode: _envs_of_mode(mode) for mode in AutoresetMode}
 
 ENVS: dict[str, Callable[[ExitStack], Any]] = {
-    **{f"{mode.name}: {name}": end for mode in AutoresetMode for name, end in BY_MODE[mode].items()},
+    **{
+        f"{mode.name}: {name}": end for mode in AutoresetMode for name, end in BY_MODE[mode].items()
+    },
     "single": lambda _: PlayedEnv(),
     "single, wrapped": lambda _: gym.wrappers.OrderEnforcing(PlayedEnv()),
     "list of singles": lambda _: lanes(),
-    "list of vectors": lambda _: [vector(AutoresetMode.SAME_STEP, 1), vector(AutoresetMode.DISABLED)],
+    "list of vectors": lambda _: [
+        vector(AutoresetMode.SAME_STEP, 1),
+        vector(AutoresetMode.DISABLED),
+    ],
     "processes": lambda stack: stack.enter_context(closing(AsyncVectorEnv([PlayedEnv] * 2))),
     "address of one": lambda stack: _address(stack, PlayedEnv()),
     "address of lanes": lambda stack: _address(stack, lanes()),
     "factory of lanes": lambda stack: _address(stack, lanes, max_sessions=2),
-    "addresses": lambda stack: [_address(stack, lanes(1)), _address(stack, vector(AutoresetMode.NEXT_STEP))],
+    "addresses": lambda stack: [
+        _address(stack, lanes(1)),
+        _address(stack, vector(AutoresetMode.NEXT_STEP)),
+    ],
     "RemoteEnv": lambda stack: stack.enter_context(rg.RemoteEnv(_address(stack, PlayedEnv()))),
     "RemoteEnv, wrapped": lambda stack: gym.wrappers.OrderEnforcing(
         stack.enter_context(rg.RemoteEnv(_address(stack, PlayedEnv())))
     ),
     "mixed list": lambda stack: [PlayedEnv(), _address(stack, lanes())],
-    "embedded": lambda stack: stack.enter_context(
-        rg.RemoteVectorEnv(env_id=MODULE_ID, num_envs=2)
-    ),
+    "embedded": lambda stack: stack.enter_context(rg.RemoteVectorEnv(env_id=MODULE_ID, num_envs=2)),
     "embedded, workers": lambda stack: stack.enter_context(
         rg.RemoteVectorEnv(env_id=MODULE_ID, num_envs=2, workers=2, autoreset_mode="SameStep")
     ),

@@ -13,6 +13,7 @@ import pytest
 
 import rlmesh_gym as rg
 from rlmesh_gym.env.open.sources import EmbeddedSource
+from rlmesh_gym.errors import ModelError
 from rlmesh_gym.rpc import EnvSession, ModelSession
 from tests.runtime.ends import MODULE_ID, PlayedModel, lanes
 
@@ -71,7 +72,7 @@ def test_a_run_that_fails(addresses: list[str], monkeypatch: pytest.MonkeyPatch)
 
     with rg.ModelServer(failing) as server:
         together = Together(ENDPOINTS + 1, monkeypatch, EnvSession, ModelSession)
-        with pytest.raises(rg.ModelError, match="no idea"):
+        with pytest.raises(ModelError, match="no idea"):
             rg.run(addresses, server.address, episodes=ENDPOINTS)
     assert together.met == ENDPOINTS + 1
 

@@ -169,8 +169,7 @@ def test_and_so_is_one_lane(options: str) -> None:
         models = [PlayedModel(), PlayedModel()]
         addresses = [stack.enter_context(rg.ModelServer(model)).address for model in models]
         run_policy, policy = [
-            stack.enter_context(policy_for(address, 1, **OPTIONS[options]))
-            for address in addresses
+            stack.enter_context(policy_for(address, 1, **OPTIONS[options])) for address in addresses
         ]
         report = rg.run(PlayedEnv(), run_policy, episode_seeds=[3, 4, 5])
         env = PlayedEnv()
