@@ -58,7 +58,7 @@ WRONG = [
 def test_the_same_words_and_the_same_class(
     pair: tuple[Any, Any], pending: str | None, call: str
 ) -> None:
-    errors = []
+    errors: list[Any] = []
     for envs in pair:
         envs.reset(seed=3)
         begin(envs, pending)

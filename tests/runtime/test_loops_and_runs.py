@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime import RuntimeDriver, RuntimeHooks, RuntimeSessionSpec, derive_seed, events
 from tests.runtime.ends import (
     BY_MODE,
-    MODULE_ID,
     Louder,
     PlayedModel,
     lanes,

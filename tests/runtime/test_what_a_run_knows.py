@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def test_time_here_adds_up_and_time_elsewhere_passes_side_by_side(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(context.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
     telemetry, shares = Telemetry("s"), TimeShares()
     clock = context.CallClock(telemetry, shares)
     answer: Any = SimpleNamespace(
@@ -94,7 +95,7 @@ def test_time_here_adds_up_and_time_elsewhere_passes_side_by_side(
         request_bytes=1,
         response_bytes=1,
     )
-    here = InProcessPending("step", None, None, elapsed_ns=int(2e9))
+    here: Any = InProcessPending("step", None, None, elapsed_ns=int(2e9))
     for pendings, ends, env, wire in (
         ([here, here], 5.0, 4.0, 0.0),  # The fifth second is the loop's own.
         ([answer, answer], 6.0, 5.0, 1.0),
@@ -157,7 +158,8 @@ def test_a_call_that_hangs_is_named(operation: str, where: str) -> None:
         return np.zeros(len(observations), np.int64)
 
     with ExitStack() as stack:
-        envs, policy = env, function
+        envs: Any = env
+        policy: Any = function
         if where == "vector":
             envs = SyncVectorEnv([lambda: env])
         if where in {"served", "object"}:
