@@ -277,6 +277,10 @@ class ModelAdapter:
         """
         self._evictions.end(episode_ids)
 
+    def evict_all(self) -> None:
+        """Tell the model that every episode that it knows is over; see :meth:`evict`."""
+        self._evictions.keep(())
+
     def start_over(self, bounds: Boundaries) -> None:
         """Go on over a new connection, as what went out over the old one may be half a request.
 

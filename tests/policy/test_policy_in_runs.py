@@ -1,0 +1,84 @@
+"""What a run leaves behind in a policy and in its model when it is given back."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import rlmesh_gym as rg
+from rlmesh_gym.runtime import RuntimeHooks
+from tests.runtime.ends import BY_MODE, PlayedModel, policy_for
+from tests.runtime.test_loops_and_runs import SAME_STEP
+
+
+class Keeping(PlayedModel):
+    """Knows the episodes that it was not told to forget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: set[str] = set()
+
+    def predict_chunked(self, observation: Any) -> rg.PredictFrames:
+        self.held |= set(observation.episode_ids)
+        return super().predict_chunked(observation)
+
+    def reset_adapter(self, env_id: str, episode_ids: Any) -> None:
+        self.held -= set(episode_ids)
+
+
+class Cancel(RuntimeHooks):
+    """Cancels a run after its third step."""
+
+    def __init__(self) -> None:
+        self.cancellation = threading.Event()
+
+    def step_completed(self, event: Any) -> None:
+        if event.step == 2:
+            self.cancellation.set()
+
+
+class Failing(RuntimeHooks):
+    """Fails a run at its third step."""
+
+    def transform_action(self, event: Any) -> Any:
+        if event.step == 2:
+            raise ValueError("no more")
+
+
+def steps(envs: Any, policy: Any) -> None:
+    rg.run(envs, policy, max_steps=6)
+
+
+def cancelled(envs: Any, policy: Any) -> None:
+    hooks = Cancel()
+    report = rg.run(envs, policy, hooks=hooks, cancellation=hooks.cancellation)
+    assert report.stop_reason == "cancelled"
+
+
+def failing(envs: Any, policy: Any) -> None:
+    with pytest.raises(ValueError, match="no more"):
+        rg.run(envs, policy, episodes=100, hooks=Failing())
+
+
+@pytest.mark.parametrize("end", ["local", "object", "object, wrapped"])
+@pytest.mark.parametrize("cut_off", [steps, cancelled, failing])
+def test_a_model_holds_only_what_is_live(cut_off: Any, end: str) -> None:
+    model = Keeping()
+    with ExitStack() as stack:
+        envs = BY_MODE[SAME_STEP][end](stack)
+        address = stack.enter_context(rg.ModelServer(model)).address
+        policy = stack.enter_context(policy_for(address, envs, execution_horizon=2))
+        observations, _ = envs.reset(seed=3)
+        policy(observations)
+        for _ in range(3):
+            cut_off(envs, policy)
+        observations, _ = envs.reset(seed=3)
+        # Requests are worked off in their order, so all ends have come before this answer.
+        policy(observations)
+        assert len(model.held) == 2
+        if end != "local":
+            assert model.held == set(envs.unwrapped.episode_ids)
+    assert not model.held
