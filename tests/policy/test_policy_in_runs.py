@@ -10,7 +10,7 @@ import pytest
 
 import rlmesh_gym as rg
 from rlmesh_gym.runtime import RuntimeHooks
-from tests.runtime.ends import BY_MODE, PlayedModel, policy_for
+from tests.runtime.ends import BY_MODE, MODELS, PlayedModel, policy_for
 from tests.runtime.test_loops_and_runs import SAME_STEP
 
 
@@ -81,4 +81,29 @@ def test_a_model_holds_only_what_is_live(cut_off: Any, end: str) -> None:
         assert len(model.held) == 2
         if end != "local":
             assert model.held == set(envs.unwrapped.episode_ids)
+    assert not model.held
+
+
+class Refusing(Keeping):
+    """Cannot forget at its first try."""
+
+    tries = 0
+
+    def reset_adapter(self, env_id: str, episode_ids: Any) -> None:
+        self.tries += 1
+        if self.tries == 1:
+            raise ValueError("not now")
+        super().reset_adapter(env_id, episode_ids)
+
+
+@pytest.mark.parametrize("given", MODELS)
+def test_what_a_model_could_not_forget_is_sent_again(given: str) -> None:
+    model = Refusing()
+    with ExitStack() as stack:
+        policy = MODELS[given](stack, model, 2, 1)
+        with pytest.warns(UserWarning, match="said once.*not now") as told:
+            report = rg.run(BY_MODE[SAME_STEP]["local"](stack), policy, episodes=8)
+    assert report.error is None
+    assert len(report.episodes) == 8
+    assert len([one for one in told if "not now" in str(one.message)]) == 1
     assert not model.held

@@ -45,6 +45,7 @@ class PlayedEnv(gym.Env[Any, Any]):
         self.action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.t = 0
         self.limit = 0
+        self.gravity = -1.0
         self.actions = np.zeros((LONGEST, 2), np.float32)
 
     def _observe(self) -> Any:
@@ -56,6 +57,7 @@ class PlayedEnv(gym.Env[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.t = 0
+        self.gravity = (options or {}).get("gravity", -1.0)
         self.limit = int(self.np_random.integers(2, LONGEST + 1))
         if self.length is not None:
             self.limit = self.length
@@ -69,6 +71,7 @@ class PlayedEnv(gym.Env[Any, Any]):
         by_time = ended and bool(self.np_random.integers(2))
         info: dict[str, Any] = {
             "t": self.t,
+            "gravity": self.gravity,
             "mask": np.array([self.t % 2, 1], np.int8),
             "nested": {"half": self.t / 2, "word": f"w{self.t}"},
         }

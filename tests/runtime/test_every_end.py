@@ -6,9 +6,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from gymnasium.vector import AutoresetMode
 
 import rlmesh_gym as rg
-from tests.runtime.ends import ENVS, MODELS, PlayedModel, play_by_hand, told
+from tests.runtime.ends import BY_MODE, ENVS, MODELS, PlayedModel, play_by_hand, told
 from tests.runtime.played_env import frame
 
 SEEDS = [3, 14, 15, 92, 65, 35, 89]
@@ -72,3 +73,34 @@ def test_a_function_is_a_model_too(end: str, served: bool) -> None:
     expected = [play_by_hand(seed) for seed in SEEDS]
     assert [told(episode) for episode in report.episodes] == [told(one) for one in expected]
     assert rows == report.total_steps == sum(one.length for one in expected)
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "seeded": {"episodes": 7, "seed": 5},
+    "steps": {"max_steps": 25, "seed": 5},
+    "short episodes": {"episodes": 7, "seed": 5, "max_episode_steps": 4},
+    "short episodes, seeds of their own": {"episode_seeds": SEEDS, "max_episode_steps": 3},
+    "options": {"episodes": 3, "seed": 5, "reset_options": {"gravity": 9.5, "rows": [1, 2]}},
+    "chunks": {"episodes": 7, "seed": 5, "execution_horizon": 3},
+}
+
+
+@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_all_ends_of_one_mode_play_the_same_run(mode: AutoresetMode, how: str) -> None:
+    found = {}
+    for name, end in BY_MODE[mode].items():
+        model = PlayedModel()
+        with ExitStack() as stack:
+            report = rg.run(end(stack), model, **RUNS[how])
+        assert report.autoreset_mode == mode.name, name
+        found[name] = (
+            [(one.index, one.lane, told(one)) for one in report.episodes],
+            model.of(report.episodes),
+            report.total_steps,
+            report.total_reward,
+            report.stop_reason,
+            report.predict_rows,
+        )
+    for name, played in found.items():
+        assert played == found["local"], name
