@@ -1,4 +1,4 @@
-"""The played env on the released package's server, given to a run in every way: as played by hand."""
+"""The played env on the released server, given to a run in every way: as played by hand."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from gymnasium.vector import AutoresetMode
 
 import rlmesh_gym as rg
 from rlmesh_gym.runtime import RuntimeHooks
@@ -27,6 +28,28 @@ class Keeping(PlayedModel):
 
     def reset_adapter(self, env_id: str, episode_ids: Any) -> None:
         self.held -= set(episode_ids)
+
+
+class Stacking(PlayedModel):
+    """Wants every observation, and writes down the rows of each episode in their order."""
+
+    class Setup(rg.ModelRouteSetup):
+        def resolve_adapter(self, env_id: str, contract: Any, options: Any) -> rg.RouteNeeds:
+            return rg.RouteNeeds(history=rg.HistoryNeeds())
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, list[Any]] = {}
+
+    def route_setup(self) -> rg.ModelRouteSetup:
+        return self.Setup()
+
+    def predict_chunked(self, observation: Any) -> rg.PredictFrames:
+        for frame in (*observation.history, observation):
+            for row, episode_id in enumerate(frame.episode_ids):
+                sight = int(frame.observation["t"][row]), frame.observation["pose"][row].tolist()
+                self.rows.setdefault(episode_id, []).append((sight, frame.seeds[row]))
+        return super().predict_chunked(observation)
 
 
 class Cancel(RuntimeHooks):
@@ -107,3 +130,20 @@ def test_what_a_model_could_not_forget_is_sent_again(given: str) -> None:
     assert len(report.episodes) == 8
     assert len([one for one in told if "not now" in str(one.message)]) == 1
     assert not model.held
+
+
+@pytest.mark.parametrize("end", ["local", "object"])
+@pytest.mark.parametrize("horizon", [1, 3])
+def test_a_model_gets_the_same_history_by_every_way(horizon: int, end: str) -> None:
+    found = {}
+    for name, given in MODELS.items():
+        model = Stacking()
+        with ExitStack() as stack:
+            envs = BY_MODE[AutoresetMode.NEXT_STEP][end](stack)
+            policy = given(stack, model, 2, horizon)
+            report = rg.run(envs, policy, episode_seeds=range(6), execution_horizon=horizon)
+        found[name] = [model.rows[episode.episode_id] for episode in report.episodes]
+        for episode, rows in zip(report.episodes, found[name], strict=True):
+            steps = [sight[0] for sight, _ in rows]
+            assert steps == list(range((episode.length - 1) // horizon * horizon + 1)), name
+    assert all(rows == found["handler"] for rows in found.values())

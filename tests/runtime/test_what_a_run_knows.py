@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.wrappers import OrderEnforcing
 
 import rlmesh_gym as rg
 from rlmesh_gym._proto.env.v1.interaction_pb2 import JoinResponse
@@ -21,6 +22,7 @@ from rlmesh_gym.runtime.report.bottleneck import TimeShares
 from rlmesh_gym.runtime.telemetry import Telemetry
 from tests.fake_envs import CountingEnv
 from tests.runtime.ends import MODELS, PlayedModel, lanes, vector
+from tests.runtime.played_env import PlayedEnv
 
 if TYPE_CHECKING:
     from rlmesh_gym.runtime import TelemetrySnapshot
@@ -69,6 +71,16 @@ def test_lanes_elsewhere_are_known_however_they_are_given() -> None:
             ], name
             assert report.bottleneck.shares["wire"] > 0, name
             assert sizes(report), name
+
+
+def test_a_single_env_elsewhere_is_known_too() -> None:
+    with rg.EnvServer(PlayedEnv, max_sessions=4) as server, rg.RemoteEnv(server.address) as env:
+        for one in (server.address, env, OrderEnforcing(env)):
+            report = rg.run(one, PlayedModel(), episodes=3)
+            assert report.env_endpoints == (server.address,)
+            assert {episode.endpoint for episode in report.episodes} == {server.address}
+            assert report.bottleneck.shares["wire"] > 0
+            assert sizes(report)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
