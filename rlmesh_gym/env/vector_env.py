@@ -362,6 +362,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         Raises:
             UnsupportedCallError: Anything else needs the environment objects, which are elsewhere.
         """
+        self._group.check_ready("call")
         if args or kwargs:
             raise UnsupportedCallError(f"call({name!r}): arguments cannot be passed on")
         if name == "render":

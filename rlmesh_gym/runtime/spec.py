@@ -77,6 +77,10 @@ def _require(is_right: bool, name: str, rule: str, value: Any) -> None:
 class RuntimeLimits:
     """How long a run waits for its ends, in seconds; None waits for ever.
 
+    They hold for ends elsewhere. A call into this process, of a local env or model, cannot be
+    interrupted and is waited for; a ``RemotePolicy`` and a remote env under wrappers keep their own
+    timeouts.
+
     Attributes:
         env_reset_timeout: For one ``reset`` of every endpoint.
         env_step_timeout: For one ``step`` of every endpoint.
