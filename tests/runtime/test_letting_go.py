@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rlmesh_gym as rg
-from rlmesh_gym.env.open.sources import EmbeddedSource
+from rlmesh_gym.env.open.embedded import EmbeddedServer
 from rlmesh_gym.errors import ModelError
 from rlmesh_gym.rpc import EnvSession, ModelSession
 from tests.runtime.ends import MODULE_ID, PlayedModel, lanes
@@ -79,6 +79,6 @@ def test_a_run_that_fails(addresses: list[str], monkeypatch: pytest.MonkeyPatch)
 
 def test_children(monkeypatch: pytest.MonkeyPatch) -> None:
     envs = rg.RemoteVectorEnv(env_id=MODULE_ID, num_envs=2, workers=2)
-    together = Together(2, monkeypatch, EmbeddedSource)
+    together = Together(2, monkeypatch, EmbeddedServer)
     envs.close()
     assert together.met == 2

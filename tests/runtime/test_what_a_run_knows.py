@@ -114,12 +114,11 @@ def test_time_here_adds_up_and_time_elsewhere_passes_side_by_side(
         ([answer, here, here], 6.0, 5.0, 1.0),
         ([answer, here, here, here], 7.0, 6.0, 1.0),
     ):
-        shares.env = shares.wire = shares.env_wait = now = 0.0
-        clock.begin("env.step")
-        for pending in pendings:
-            clock.note(pending)
-        now = ends
-        clock.end()
+        shares.env = shares.env_wait = now = 0.0
+        with clock.timed("env.step"):
+            for pending in pendings:
+                clock.note(pending)
+            now = ends
         assert (shares.env, shares.wire, shares.env_wait) == (env, wire, env + wire)
 
 

@@ -92,7 +92,7 @@ class ModelSession(Session):
         The released package gives a model without a spec the bare rows of a request of one and a
         batch otherwise, and no chunks then.
         """
-        return self.peer.extra.get("package", "") == "rlmesh-gym"
+        return bool(self.peer.extra.get("package", "") == "rlmesh-gym")
 
     @property
     def takes_history(self) -> bool:
