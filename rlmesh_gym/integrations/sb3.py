@@ -76,7 +76,9 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
             )
         self.envs = envs
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
-        self.metadata = {key: value for key, value in envs.metadata.items() if key != _MODE}
+        self.metadata: dict[str, Any] = {
+            key: value for key, value in envs.metadata.items() if key != _MODE
+        }
         self._actions: Any = None
 
     def reset(self) -> Any:
@@ -92,7 +94,9 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
         observations, infos = self.envs.reset(seed=seeds, options=self._common_options())
         self._reset_seeds()
         self._reset_options()
-        self.reset_infos = [lane_info(infos, i, self.num_envs) for i in range(self.num_envs)]
+        self.reset_infos: list[dict[str, Any]] = [
+            lane_info(infos, i, self.num_envs) for i in range(self.num_envs)
+        ]
         return observations
 
     def _common_options(self) -> dict[str, Any] | None:

@@ -96,7 +96,7 @@ class ModelAdapter:
     ) -> None:
         self.session = session
         self.env_id = env_id
-        self.grouping = grouping or RowGrouping.UNKNOWN
+        self.grouping: RowGrouping = grouping or RowGrouping.UNKNOWN
         self.watcher: PlanWatcher | None = None
         self._warn = warn
         self._finds_grouping = grouping is None

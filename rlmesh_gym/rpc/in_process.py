@@ -62,13 +62,13 @@ class InProcessPending(Generic[M]):
         elapsed_ns: int,
         lanes: Sequence[int] = (),
     ) -> None:
-        self.endpoint = LOCAL
-        self.operation = operation
-        self.lanes = lanes
+        self.endpoint: str = LOCAL
+        self.operation: str = operation
+        self.lanes: Sequence[int] = lanes
         self.context: Any = None
         self.held: Any = None
-        self.elapsed_ns = elapsed_ns
-        self.response = None
+        self.elapsed_ns: int = elapsed_ns
+        self.response: SimpleNamespace | None = None
         if error is None:
             self.response = SimpleNamespace(endpoint_total_ns=elapsed_ns, user_ns=elapsed_ns)
         self._value = value
@@ -107,8 +107,8 @@ class InProcessSession:
     def __init__(self) -> None:
         self.endpoint = LOCAL
         self.capabilities: dict[str, str] = {}
-        self.timeouts = Timeouts()
-        self.is_closed = False
+        self.timeouts: Timeouts = Timeouts()
+        self.is_closed: bool = False
         self._interruption: Error | None = None
 
     @staticmethod

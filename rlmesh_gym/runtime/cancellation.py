@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cancellation", "CancellationWatch", "CancelledRunError", "EventLike", "Interruptible"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -232,7 +232,7 @@ class _Aside(Generic[T]):
             try:
                 self._discard(values[0])
             except Exception:
-                logger.exception("undoing what came too late failed")
+                _logger.exception("undoing what came too late failed")
 
 
 def _cancelled() -> CancelledRunError:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RuntimeDriver"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class RuntimeDriver:
@@ -90,9 +90,9 @@ class RuntimeDriver:
         hooks: RuntimeHooks | Iterable[RuntimeHooks] | None = None,
     ) -> None:
         self.spec = spec
-        self.envs = find_envs(env)
-        self.policy = find_policy(model)
-        self.hooks = as_hooks(hooks)
+        self.envs: tuple[RunEnv, ...] = find_envs(env)
+        self.policy: RunPolicy = find_policy(model)
+        self.hooks: tuple[RuntimeHooks, ...] = as_hooks(hooks)
 
     def run(
         self,
@@ -408,7 +408,7 @@ class _Run:
         except Error as error:
             self.hooks.log(logging.WARNING, f"{what} failed: {error}")
         except Exception as error:
-            logger.exception("%s failed", what)
+            _logger.exception("%s failed", what)
             self.hooks.log(logging.WARNING, f"{what} failed: {type(error).__name__}: {error}")
 
     # Reporting
@@ -459,7 +459,7 @@ def _cancel_text(cancellation: EventLike | None, reason: Any) -> str:
     try:
         text = reason() if callable(reason) else reason
     except Exception:
-        logger.exception("asking for the reason of the cancellation failed")
+        _logger.exception("asking for the reason of the cancellation failed")
         text = None
     if text is None:
         text = getattr(cancellation, "reason", None)

@@ -43,8 +43,8 @@ class Reservoir:
         self._capacity = capacity
         self._rng = rng
         self._samples = np.empty(0)
-        self.count = 0
-        self.total = 0.0
+        self.count: int = 0
+        self.total: float = 0.0
 
     @property
     def samples(self) -> NDArray[np.float64]:

@@ -47,7 +47,7 @@ __all__ = [
     "timing_of_answer",
 ]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 SHORTEST_WINDOW = 0.001
 """Seconds; a shorter telemetry window is as long as this."""
@@ -277,4 +277,4 @@ class TelemetryTicker:
         try:
             self._deliver(snapshot)
         except Exception:
-            logger.exception("delivering a telemetry window failed")
+            _logger.exception("delivering a telemetry window failed")

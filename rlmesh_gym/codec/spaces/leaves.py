@@ -111,12 +111,12 @@ class FixedLeaf(Leaf):
         wire: np.dtype[Any],
     ) -> None:
         self.path = path
-        self.shape = tuple(space.shape or ())
+        self.shape: tuple[int, ...] = tuple(space.shape or ())
         self.dtype = dtype
         self.wire = wire
-        self.row_bytes = wire.itemsize * int(np.prod(self.shape, dtype=np.int64))
-        self.domain = domain_check(space)
-        self.bounds = bounds_check(space)
+        self.row_bytes: int = wire.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        self.domain: RowCheck | None = domain_check(space)
+        self.bounds: RowCheck | None = bounds_check(space)
         # A Discrete space may count in int32 while the wire always counts in int64.
         self._narrow = wire.itemsize != dtype.itemsize
 
@@ -233,11 +233,11 @@ class TextLeaf(Leaf):
 
     def __init__(self, space: spaces.Text, path: str) -> None:
         self.path = path
-        self.shape = ()
+        self.shape: tuple[()] = ()
         self.dtype = _OBJECT
         self.row_bytes = 0
-        self.domain = None
-        self.bounds = text_check(space)
+        self.domain: RowCheck | None = None
+        self.bounds: RowCheck = text_check(space)
 
     def encode(self, rows: NDArray[Any], num_rows: int) -> bytes:
         """Return the text slab."""

@@ -205,7 +205,7 @@ class EmbeddedSource:
     """
 
     def __init__(self, config: Mapping[str, Any], options: ConnectionOptions) -> None:
-        self.server = EmbeddedServer(config)
+        self.server: EmbeddedServer = EmbeddedServer(config)
         self._options = options
         self._has_served = False
 

@@ -92,10 +92,10 @@ class Connection:
         link: str | None = None,
     ) -> None:
         self.address: Address = parse_address(address)
-        self.endpoint = self.address.display
-        self.timeouts = Timeouts.from_value(timeouts)
+        self.endpoint: str = self.address.display
+        self.timeouts: Timeouts = Timeouts.from_value(timeouts)
         self.stream: JoinStream | None = None
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._service = service
         self._tls = TLSConfig.from_value(tls)
         token = resolve_token(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2, service_pb2
 from rlmesh_gym.codec import EnvContract, decode_contract, encode_meta_map
@@ -96,7 +96,7 @@ class EnvSession(Session):
     """
 
     component = "env-client"
-    client_capabilities = (ARRAYS, SPACES)
+    client_capabilities: ClassVar[tuple[str, ...]] = (ARRAYS, SPACES)
 
     contract: EnvContract
     contract_message: env_contract_pb2.EnvContract

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2, service_pb2
 from rlmesh_gym.codec import EnvSpec, encode_env_spec, plain_spec
@@ -121,7 +121,11 @@ class ModelSession(Session):
     """
 
     component = "model-client"
-    client_capabilities = (OBSERVATION_HISTORY, CONCURRENT_PREDICT, SPACES)
+    client_capabilities: ClassVar[tuple[str, ...]] = (
+        OBSERVATION_HISTORY,
+        CONCURRENT_PREDICT,
+        SPACES,
+    )
 
     session_id: str
 

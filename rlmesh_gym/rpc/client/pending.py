@@ -90,14 +90,14 @@ class Pending(Generic[M]):
         lanes: Sequence[int] = (),
         context: Any = None,
     ) -> None:
-        self.endpoint = endpoint
-        self.operation = operation
-        self.lanes = lanes
-        self.context = context
+        self.endpoint: str = endpoint
+        self.operation: str = operation
+        self.lanes: Sequence[int] = lanes
+        self.context: Any = context
         self.response: Any = None
-        self.request_bytes = request_bytes
-        self.response_bytes = 0
-        self.request_id = request_id
+        self.request_bytes: int = request_bytes
+        self.response_bytes: int = 0
+        self.request_id: str = request_id
         self._stream = stream
         self._method = method
         self._kind = kind

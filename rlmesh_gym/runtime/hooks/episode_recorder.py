@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeRecorder"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class EpisodeRecorder(RuntimeHooks):
@@ -46,7 +46,7 @@ class EpisodeRecorder(RuntimeHooks):
             self.journal.append(row)
         except OSError as error:
             if not self.unwritten:
-                logger.warning(
+                _logger.warning(
                     "%s takes no more episodes (%s); they are kept for the report",
                     self.journal.path,
                     error.strerror or error,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OBSERVERS", "TRANSFORMS", "CompositeHooks", "HookTable", "RuntimeHooks", "as_hooks"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 E = TypeVar("E")
 
@@ -221,7 +221,7 @@ class HookTable:
 
     def log(self, level: int, message: str) -> None:
         """Log, and tell the ``log`` hooks."""
-        logger.log(level, "%s", message)
+        _logger.log(level, "%s", message)
         if self.listens("log"):
             self.emit("log", self._make_log(level, message))
 
@@ -251,7 +251,7 @@ class HookTable:
         self._failed.add((position, name))
         owner = type(getattr(method, "__self__", method)).__name__
         level = logging.ERROR if first else logging.DEBUG
-        logger.log(
+        _logger.log(
             level,
             "hook %s.%s raised; the run goes on",
             owner,

@@ -34,7 +34,7 @@ __all__ = [
     "remaining_seeds",
 ]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 EPISODES_JSONL = "episodes.jsonl"
 
@@ -276,7 +276,7 @@ def _lock(descriptor: int) -> None:
     except OSError as error:
         if isinstance(error, BlockingIOError):
             raise
-        logger.debug("files of this file system cannot be locked", exc_info=True)
+        _logger.debug("files of this file system cannot be locked", exc_info=True)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -69,17 +69,17 @@ class LaneVector(VectorEnv[Any, Any, Any]):
         copy: bool = True,
     ) -> None:
         super().__init__()
-        self.envs = list(envs)
+        self.envs: list[gym.Env[Any, Any]] = list(envs)
         first = check_equal_spaces(self.envs)
-        self.num_envs = len(self.envs)
+        self.num_envs: int = len(self.envs)
         self.autoreset_mode = autoreset_mode
         self.copy = copy
-        self.metadata = {**first.metadata, "autoreset_mode": autoreset_mode}
-        self.render_mode = first.render_mode
-        self.single_observation_space = first.observation_space
-        self.single_action_space = first.action_space
-        self.observation_space = batch_space(first.observation_space, self.num_envs)
-        self.action_space = batch_space(first.action_space, self.num_envs)
+        self.metadata: dict[str, Any] = {**first.metadata, "autoreset_mode": autoreset_mode}
+        self.render_mode: str | None = first.render_mode
+        self.single_observation_space: gym.Space[Any] = first.observation_space
+        self.single_action_space: gym.Space[Any] = first.action_space
+        self.observation_space: gym.Space[Any] = batch_space(first.observation_space, self.num_envs)
+        self.action_space: gym.Space[Any] = batch_space(first.action_space, self.num_envs)
         # What lanes that were never reset show until then.
         self._lane_observations = [_blank(first.observation_space)] * self.num_envs
         self._buffer: Any = create_empty_array(

@@ -41,7 +41,7 @@ class Resolve(Exchange):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.keys = (self.envelope.resolve_adapter.context.env_id,)
+        self.keys: tuple[str, ...] = (self.envelope.resolve_adapter.context.env_id,)
 
     def work(self) -> None:
         """Check, set up, and keep the route."""
@@ -116,8 +116,8 @@ class _Ending(Exchange):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.request = getattr(self.envelope, self.operation)
-        self.keys = (self.request.context.env_id,)
+        self.request: Any = getattr(self.envelope, self.operation)
+        self.keys: tuple[str, ...] = (self.request.context.env_id,)
         self._failure: BaseException | None = None
 
     def attempt(self, call: Callable[..., None], *args: Any) -> None:
@@ -147,7 +147,7 @@ class Reset(_Ending):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.brief = self.service.setup is None
+        self.brief: bool = self.service.setup is None
 
     def work(self) -> None:
         """Reset the route, outside the predict lock."""

@@ -22,7 +22,7 @@ class Client:
     """
 
     def __init__(self) -> None:
-        self.over = threading.Event()
+        self.over: threading.Event = threading.Event()
         self._token = object()
         self._sessions: set[object] = {self._token}
 

@@ -72,7 +72,9 @@ class Exchange:
         self.deliver = deliver
         self.keys: tuple[str, ...] = ()
         self.ahead = 0
-        self.response = interaction_pb2.JoinResponse(request_id=request.request_id)
+        self.response: interaction_pb2.JoinResponse = interaction_pb2.JoinResponse(
+            request_id=request.request_id
+        )
         self._received_ns = received_ns
         self._queue_ns = 0
 

@@ -96,7 +96,7 @@ class Predict(_Asking):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.keys = (self.envelope.predict.context.env_id,)
+        self.keys: tuple[str, ...] = (self.envelope.predict.context.env_id,)
 
     def decode(self) -> None:
         """One job; a request that does not fit is an error."""
@@ -119,7 +119,7 @@ class GroupedPredict(_Asking):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         groups = self.envelope.grouped_predict.groups
-        self.keys = tuple(dict.fromkeys(group.context.env_id for group in groups))
+        self.keys: tuple[str, ...] = tuple(dict.fromkeys(group.context.env_id for group in groups))
 
     def decode(self) -> None:
         """A job for each group that fits."""
@@ -174,9 +174,11 @@ class PredictJob:
     ) -> None:
         env_id = check_context(request.context, "predict")
         self.request = request
-        self.route = service.routes.use(env_id, client.over)
+        self.route: Route = service.routes.use(env_id, client.over)
         client.note_session(request.context, self.route)
-        self.observation = _decode(self.route, request, staged.setdefault(env_id, {}))
+        self.observation: ModelObservation = _decode(
+            self.route, request, staged.setdefault(env_id, {})
+        )
         self.result: Any = None
 
     def detach(self) -> None:

@@ -57,11 +57,11 @@ class ModelService:
     def __init__(self, handler: ModelHandler, *, max_adapters: int) -> None:
         self.handler = handler
         self.setup: ModelRouteSetup | None = handler.route_setup()
-        self.routes = RouteTable(max_adapters)
+        self.routes: RouteTable = RouteTable(max_adapters)
         self.order: Turns[Request] = Turns()
-        self.model_thread = DedicatedThread("rlmesh_gym-model")
-        self.workers = GrowingExecutor("rlmesh_gym-model-worker")
-        self.last_activity = time.monotonic()
+        self.model_thread: DedicatedThread = DedicatedThread("rlmesh_gym-model")
+        self.workers: GrowingExecutor = GrowingExecutor("rlmesh_gym-model-worker")
+        self.last_activity: float = time.monotonic()
         self._lock = threading.Lock()
         self._in_flight = 0
         self._streams: set[Drainable] = set()
