@@ -22,7 +22,7 @@ from measure import table, write_json
 import rlmesh_gym as rg
 from rlmesh_gym.lanes import mint_episode_id
 from rlmesh_gym.rpc import EnvSession, ModelSession
-from rlmesh_gym.runtime import RemoteRuntimeEnv, RemoteRuntimeModel, RuntimeLimits
+from rlmesh_gym.runtime import RuntimeLimits
 
 CASES = {"CartPole-v1": "CartPole", "bench_envs:Bench/Image-v0": "(84, 84, 4) uint8"}
 LANES = 8
@@ -71,7 +71,6 @@ def one_case(env_id: str, folder: Path, rounds: int, steps: int) -> dict[str, fl
         observation = env.reset(seeds=range(LANES), episode_ids=ids).result(60).observation
         episodes = [(name, None) for name in ids]
         action = model.predict("bench", observation, episodes).result(60).actions[0]
-        ends = RemoteRuntimeEnv(session=env), RemoteRuntimeModel(session=model)
         limits = RuntimeLimits()
 
         def bare() -> None:
@@ -86,7 +85,7 @@ def one_case(env_id: str, folder: Path, rounds: int, steps: int) -> dict[str, fl
         samples = {"env round trip": [], "model round trip": [], "run": [], "ratio": []}
         for _ in range(rounds):
             begin = time.perf_counter()
-            rg.run(*ends, max_steps=LANES * steps, seed=1, limits=limits)
+            rg.run(env, model, max_steps=LANES * steps, seed=1, limits=limits)
             relay = (time.perf_counter() - begin) / steps
             env.reset(seeds=range(LANES), episode_ids=ids).result(60)
             env_seconds, model_seconds = [], []

@@ -29,6 +29,10 @@ class AnyModelSession(Protocol):
     def takes_history(self) -> bool:
         """Whether the endpoint takes the observations of replayed steps."""
 
+    @property
+    def batches_lanes(self) -> bool:
+        """Whether several rows in one request are answered as each of them alone would be."""
+
     def pack(self, codec: SpaceCodec, leaves: Leaves, num_rows: int) -> Any:
         """Return a batch as ``predict`` takes it."""
 

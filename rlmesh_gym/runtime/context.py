@@ -39,16 +39,20 @@ class CallClock:
         self._timings: list[CallTiming] = []
         self._local_ns = 0
 
-    def begin(self, operation: str) -> None:
-        """Note that calls of this operation go out now."""
+    def timed(self, operation: str) -> CallClock:
+        """Note that calls of this operation go out now, and enter until all are over."""
         self._operation = operation
         self._timings = []
         self._local_ns = 0
         self._telemetry.begin(operation)
         self._began = time.perf_counter()
+        return self
+
+    def __enter__(self) -> None:
+        """Do nothing more than :meth:`timed` has done."""
 
     def left(self, timeout: float | None) -> float | None:
-        """Return what is left of ``timeout`` seconds since :meth:`begin`."""
+        """Return what is left of ``timeout`` seconds since the calls went out."""
         if timeout is None:
             return None
         return max(0.0, timeout - (time.perf_counter() - self._began))
@@ -68,7 +72,7 @@ class CallClock:
         self._timings.append(timing)
         self._telemetry.record(self._operation, timing)
 
-    def end(self) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Note that nothing is being waited for any more."""
         waited = time.perf_counter() - self._began
         self._telemetry.end()

@@ -19,7 +19,7 @@ from rlmesh_gym.errors import ConfigurationError, Error
 from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.runtime.cancellation import CancellationWatch, CancelledRunError
 from rlmesh_gym.runtime.context import CallClock, RunContext
-from rlmesh_gym.runtime.ends.env_lanes import EnvLanes
+from rlmesh_gym.runtime.ends.env_lanes import EnvLanes, ResetWay
 from rlmesh_gym.runtime.ends.finding import find_envs, find_policy
 from rlmesh_gym.runtime.ends.plan import RunPlan
 from rlmesh_gym.runtime.ends.policies import PolicySetup
@@ -319,7 +319,10 @@ class _Run:
         watch.add(watch.run(partial(policy.open, spec.limits), lambda _: policy.close()))
         self.is_resolving = True
         num_lanes = sum(len(env.lanes) for env in self.lanes)
-        policy.set_up(PolicySetup(spec, self.run_id, contract, codecs, num_lanes, self._warn))
+        is_single = all(env.way is ResetWay.LANES for env in self.lanes)
+        policy.set_up(
+            PolicySetup(spec, self.run_id, contract, codecs, num_lanes, is_single, self._warn)
+        )
         adapter = policy.lanes.adapter
         adapter.watcher = watcher
         if self.hooks.listens("model_connected"):

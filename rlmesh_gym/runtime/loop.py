@@ -7,7 +7,6 @@ to their users: which lanes are reset when, with which seed, and which episodes 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from rlmesh_gym.runtime.hooks import events
 from rlmesh_gym.runtime.telemetry import ENV_RESET, ENV_STEP, MODEL_PREDICT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
 
 __all__ = ["RunLoop"]
-
-_NONE = np.zeros(0, np.bool_)
 
 
 @dataclass
@@ -87,6 +84,8 @@ class RunLoop:
         self._context = context
         self._plan = context.plan
         self._hooks = context.hooks
+        self._clock = context.clock
+        self._cuts_episodes = context.spec.cuts_episodes
         self._envs = envs
         self._policy = policy
         self._watcher = watcher
@@ -158,7 +157,7 @@ class RunLoop:
         if not due:
             return
         spec = self._context.spec
-        with self._timed(ENV_RESET):
+        with self._clock.timed(ENV_RESET):
             for env, lanes in due:
                 env.start_reset(lanes, self._plan, spec.reset_options)
             for env, _ in due:
@@ -200,7 +199,7 @@ class RunLoop:
         bounds = Boundaries(playing, self._begun, (), tuple(self._ids), tuple(self._seeds))
         self._watcher.begin(self._tick)
         try:
-            with self._timed(MODEL_PREDICT):
+            with self._clock.timed(MODEL_PREDICT):
                 actions = self._policy.act(self._observations, bounds)
         except DeadlineError as error:
             limit = "" if isinstance(self._policy, WholePolicy) else "model_predict_timeout"
@@ -232,7 +231,7 @@ class RunLoop:
         active = [env for env in self._envs if env.is_active(self._plan)]
         infos: list[LaneInfos] = []
         found: _Outcome | None = None
-        with self._timed(ENV_STEP):
+        with self._clock.timed(ENV_STEP):
             for env in active:
                 env.start_step(actions, self._plan)
             for env in active:
@@ -242,30 +241,28 @@ class RunLoop:
                 found = _put(found, env, batch, self._plan.num_lanes)
         if found is None:
             return
-        terminations, truncations = found.terminations, found.truncations
         rewards = found.rewards[playing]
         self.total_steps += len(rewards)
         self.total_reward += float(rewards.sum())
-        ended = (terminations | truncations) & playing
-        cut = _NONE
-        if self._context.spec.cuts_episodes:
-            cut = self._to_cut(playing) & ~ended
-            truncations |= cut
+        over = (found.terminations | found.truncations) & playing
+        cut = np.zeros_like(over)
+        if self._cuts_episodes:
+            cut = self._to_cut(playing) & ~over
+            found.truncations = found.truncations | cut  # The engine's own array stays as it is.
+            over |= cut
         if len(rewards):
             self._emit_step(playing, actions, found)
-        if not (any_true(ended) or any_true(cut) or self._has_rolled(active)):
+        if not any_true(over) and not self._has_rolled(active):
             return
-        cut = cut if len(cut) else np.zeros_like(ended)
-        over = self._names(np.flatnonzero(ended | cut))
         for env, told in zip(active, infos, strict=True):
             for lane in env.lanes:
                 if cut[lane]:
                     env.cut(lane, told.of(lane - env.lanes.start))
-                if ended[lane] or cut[lane]:
+                if over[lane]:
                     self._complete(lane)
                 self._take_beginning(env, lane)
         self._records.clear()
-        self._policy.lanes.adapter.evict(over)
+        self._policy.lanes.adapter.evict(self._names(np.flatnonzero(over)))
 
     def _has_rolled(self, active: Sequence[EnvLanes]) -> bool:
         """Whether an env has begun an episode by itself."""
@@ -344,15 +341,6 @@ class RunLoop:
         for leaf, part in zip(self._observations, batch.leaves, strict=True):
             leaf[env.rows] = part
 
-    @contextmanager
-    def _timed(self, operation: str) -> Iterator[None]:
-        clock = self._context.clock
-        clock.begin(operation)
-        try:
-            yield
-        finally:
-            clock.end()
-
     # Events
 
     def _emit_step(self, playing: NDArray[np.bool_], actions: Leaves, found: _Outcome) -> None:
@@ -406,7 +394,7 @@ class RunLoop:
 def _put(found: _Outcome | None, env: EnvLanes, batch: Batch, num_lanes: int) -> _Outcome:
     """Put the numbers of one env beside those of the others."""
     if len(env.lanes) == num_lanes:
-        return _Outcome(batch.rewards, batch.terminations, batch.truncations.copy())
+        return _Outcome(batch.rewards, batch.terminations, batch.truncations)
     if found is None:
         found = _Outcome(
             np.zeros(num_lanes, np.float64),

@@ -68,6 +68,7 @@ class LanePlanner:
         self._step = 0
         self._given_out_ns = 0
         self._is_single = schedule.horizon == 1 and isinstance(replay, ActionChunkReplay)
+        self._keeps_plans = schedule.prefetch or not self._is_single
 
     def flush(self, lanes: Lanes = None) -> None:
         """Drop the plans of lanes, those in flight too; they are planned anew at the next step."""
@@ -120,8 +121,8 @@ class LanePlanner:
             self._stats.idle_rows += int((~bounds.active).sum())
         if self._schedule.prefetch:
             self._look_ahead(observations, bounds)
+            self._given_out_ns = time.perf_counter_ns()
         self._step += 1
-        self._given_out_ns = time.perf_counter_ns()
         return actions
 
     def _plan_all(self, observations: Leaves, bounds: Boundaries, *, every: bool) -> Leaves:
@@ -157,9 +158,10 @@ class LanePlanner:
         """Take in the episodes that ended and began."""
         if bounds.over:
             self._adapter.evict(bounds.over)
-        stale = bounds.begun | ~bounds.active
-        if any_true(stale):
-            self.flush(np.flatnonzero(stale))
+        if self._keeps_plans:
+            stale = bounds.begun | ~bounds.active
+            if any_true(stale):
+                self.flush(np.flatnonzero(stale))
         history = self._adapter.history
         if history is not None:
             history.begin(np.flatnonzero(bounds.begun), self._step)
@@ -232,7 +234,8 @@ class LanePlanner:
 
     def _learn(self, plan: Plan, chunk: Leaves, counts: NDArray[np.intp]) -> None:
         self._adapter.learn(plan)
-        self._delay.note_answer(plan.elapsed_ns)
+        if self._schedule.prefetch:
+            self._delay.note_answer(plan.elapsed_ns)
         if self._adapter.watcher is not None:
             self._adapter.watcher.planned(plan, chunk, counts)
 

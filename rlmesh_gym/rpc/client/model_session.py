@@ -171,6 +171,15 @@ class ModelSession(Session):
         return stream is not None and stream.is_open
 
     @property
+    def batches_lanes(self) -> bool:
+        """Whether several rows in one request are answered as each of them alone would be.
+
+        The released package gives a model without a spec the bare rows of a request of one and a
+        batch otherwise, and no chunks then.
+        """
+        return self.peer.extra.get("package", "") == "rlmesh-gym"
+
+    @property
     def takes_history(self) -> bool:
         """Whether the endpoint takes the observations of replayed steps."""
         return self.capabilities.get(OBSERVATION_HISTORY) == "true"

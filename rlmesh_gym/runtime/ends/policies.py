@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PolicySetup", "RunPolicy", "SessionPolicy", "WholePolicy"]
 
-_GROUPINGS = {"auto": None, "together": RowGrouping.TOGETHER, "apart": RowGrouping.APART}
-
 
 @dataclass(frozen=True)
 class PolicySetup:
@@ -38,6 +36,7 @@ class PolicySetup:
         contract: What the first env endpoint serves.
         codecs: Codecs of one observation and of one action.
         num_lanes: Lanes of the run.
+        has_single_lanes: Whether the run resets each lane of every env by itself.
         warn: Takes what the user should know.
     """
 
@@ -46,6 +45,7 @@ class PolicySetup:
     contract: EnvContract
     codecs: tuple[SpaceCodec, SpaceCodec]
     num_lanes: int
+    has_single_lanes: bool
     warn: Callable[[str], None]
 
 
@@ -159,10 +159,18 @@ class SessionPolicy(RunPolicy):
             codecs=setup.codecs,
             num_envs=setup.num_lanes,
             schedule=PlanSchedule(spec.execution_horizon),
-            grouping=_GROUPINGS[spec.predict_rows],
+            grouping=self._choose_grouping(setup, session),
             warn=setup.warn,
         )
         self.lanes.adapter.resolve()
+
+    @staticmethod
+    def _choose_grouping(setup: PolicySetup, session: AnyModelSession) -> RowGrouping | None:
+        rows = setup.spec.predict_rows
+        if rows != "auto":
+            return RowGrouping(rows)
+        goes_apart = setup.spec.execution_horizon > 1 or setup.has_single_lanes
+        return RowGrouping.APART if goes_apart and not session.batches_lanes else None
 
     def release(self, reason: str, timeout: float) -> None:
         """Release the adapter."""

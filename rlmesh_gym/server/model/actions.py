@@ -72,6 +72,8 @@ def _plain(value: Any) -> Any:
 
 
 def _each(value: Any, keep: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.isbuiltin == _BUILT_IN:
+        return keep(value)
     if isinstance(value, Mapping):
         return {key: _each(part, keep) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
@@ -79,10 +81,7 @@ def _each(value: Any, keep: Any) -> Any:
         return tuple(parts) if isinstance(value, tuple) else parts
     if isinstance(value, np.generic) or not hasattr(value, "__array__"):
         return value
-    dtype = getattr(value, "dtype", None)
-    if isinstance(value, np.ndarray) and value.dtype.isbuiltin == _BUILT_IN:
-        return keep(value)
-    if "bfloat16" in str(dtype):
+    if "bfloat16" in str(getattr(value, "dtype", None)):
         # A torch tensor cannot give numpy its bfloat16; other libraries bring the dtype along.
         wide = value.float() if hasattr(value, "float") else np.asarray(value).astype(np.float32)
         return keep(wide)
@@ -151,6 +150,8 @@ def _attempt(read: Any) -> Leaves | None:
 
 
 def _refuse_what_never_fits(batch: Any) -> None:
+    if isinstance(batch, np.ndarray):
+        return
     if batch is None:
         came, cure = "None", "return the batch of actions"
     elif inspect.isawaitable(batch):

@@ -46,6 +46,7 @@ class InProcessModelSession(InProcessSession):
             closed.
     """
 
+    batches_lanes = True
     takes_history = True
 
     def __init__(self, model: ModelHandler | Callable[[Any], Any]) -> None:
