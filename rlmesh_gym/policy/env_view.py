@@ -10,35 +10,26 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from gymnasium import spaces
+
 from rlmesh_gym.codec import EnvSpec, find_autoreset_mode, split_metadata
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy.caller_warning import warn_caller
-from rlmesh_gym.policy.episodes import LaneState, LocalEpisodes, TrackedEpisodes
+from rlmesh_gym.policy.episodes import LocalEpisodes, TrackedEnv, TrackedEpisodes
 
 if TYPE_CHECKING:
-    import gymnasium
-
     from rlmesh_gym.policy.episodes import Episodes
 
-__all__ = ["EnvView", "view_env"]
-
-_UNNAMED = "UnknownEnv-v1"
+__all__ = ["EnvView", "is_unbatched", "view_env"]
 
 
 @dataclass(frozen=True)
 class EnvView:
-    """An env as a policy sees it.
+    """An env as a policy sees it; the spaces are those of one lane."""
 
-    Attributes:
-        single_observation_space: Space of one lane's observation.
-        single_action_space: Space of one lane's action.
-        num_envs: Number of lanes.
-        episodes: Where episodes begin and end.
-        env_spec: What the model is set up with.
-    """
-
-    single_observation_space: gymnasium.Space[Any]
-    single_action_space: gymnasium.Space[Any]
+    single_observation_space: spaces.Space[Any]
+    single_action_space: spaces.Space[Any]
     num_envs: int
     episodes: Episodes
     env_spec: EnvSpec
@@ -46,24 +37,15 @@ class EnvView:
 
 def view_env(
     envs: Any,
-    single_observation_space: gymnasium.Space[Any] | None,
-    single_action_space: gymnasium.Space[Any] | None,
+    single_observation_space: spaces.Space[Any] | None,
+    single_action_space: spaces.Space[Any] | None,
     num_envs: int | None,
 ) -> EnvView:
     """Look at an env, through its wrappers.
 
     Spaces are those of the outermost wrapper, which is what the policy sees and answers; the lane
-    table and the metadata are those of the innermost env.
-
-    Args:
-        envs: A vector env, a single env, a vector env of Stable-Baselines3, or None.
-        single_observation_space: In place of the env's; needed without an env.
-        single_action_space: Likewise.
-        num_envs: Number of lanes where there is no env, by default 1.
-
-    Raises:
-        ConfigurationError: A space is missing, or ``num_envs`` is not the env's.
-        UnsupportedSpaceError: A space has no form on the wire.
+    table and the metadata are those of the innermost env. Arguments and errors are those of
+    ``RemotePolicy``.
     """
     if envs is not None:
         own = getattr(envs, "num_envs", 1)
@@ -83,6 +65,10 @@ def view_env(
     base = getattr(envs, "unwrapped", envs)
     contract = getattr(base, "contract", None)
     metadata, left_out = split_metadata(getattr(contract or base, "metadata", None) or {})
+    name = getattr(contract, "env_id", "")
+    if not name:
+        spec = getattr(envs, "spec", None)
+        name = "UnknownEnv-v1" if spec is None else spec.id
     for key, reason in left_out.items():
         warn_caller(f"metadata[{key!r}] of the env is not told to the model: {reason}")
     return EnvView(
@@ -90,20 +76,15 @@ def view_env(
         single_action_space,
         lanes,
         TrackedEpisodes(base, lanes)
-        if isinstance(base, LaneState)
+        if isinstance(base, TrackedEnv)
         else LocalEpisodes(lanes, find_autoreset_mode(envs), warns=envs is not None or lanes > 1),
-        EnvSpec(
-            getattr(contract, "env_id", "") or _env_id(envs),
-            single_observation_space,
-            single_action_space,
-            metadata,
-        ),
+        EnvSpec(str(name), single_observation_space, single_action_space, metadata),
     )
 
 
-def _space(envs: Any, name: str) -> gymnasium.Space[Any]:
+def _space(envs: Any, name: str) -> spaces.Space[Any]:
     """Space of one lane: ``single_*`` of a vector env, the plain one of any other."""
-    space: gymnasium.Space[Any] | None = getattr(envs, f"single_{name}", None)
+    space: spaces.Space[Any] | None = getattr(envs, f"single_{name}", None)
     if space is None:
         space = getattr(envs, name, None)
     if space is None:
@@ -126,6 +107,20 @@ def _count(num_envs: Any) -> int:
     return count
 
 
-def _env_id(envs: Any) -> str:
-    spec = getattr(envs, "spec", None)
-    return str(spec.id) if spec is not None else _UNNAMED
+def is_unbatched(space: spaces.Space[Any], value: Any) -> bool | None:
+    """Tell one observation from a batch of one, by the first leaf that shows the difference.
+
+    None where nothing shows it, as in an empty Dict or in what fits neither.
+    """
+    if isinstance(space, spaces.Dict):
+        named = value if isinstance(value, dict) else {}
+        children = [(child, named[key]) for key, child in space.items() if key in named]
+    elif isinstance(space, spaces.Tuple):
+        members = value if isinstance(value, (tuple, list)) else ()
+        children = list(zip(space.spaces, members, strict=False))
+    elif isinstance(space, spaces.Text):
+        return isinstance(value, str)
+    else:
+        return np.ndim(value) == len(space.shape or ())
+    answers = (is_unbatched(child, member) for child, member in children)
+    return next((answer for answer in answers if answer is not None), None)

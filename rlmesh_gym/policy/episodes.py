@@ -1,9 +1,4 @@
-"""Where one episode ends and the next begins, lane by lane: two sources with one answer.
-
-:class:`TrackedEpisodes` reads the lane table of a remote env, through a protocol and not by
-importing it. :class:`LocalEpisodes` is told by whoever steps a local env. Neither looks at an
-observation.
-"""
+"""Where one episode ends and the next begins, lane by lane; nobody looks at an observation."""
 
 from __future__ import annotations
 
@@ -25,11 +20,19 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.policy.planning.chunks import Lanes
 
-__all__ = ["Boundaries", "Episodes", "LaneState", "LocalEpisodes", "TrackedEpisodes"]
+__all__ = ["Boundaries", "Episodes", "LocalEpisodes", "TrackedEnv", "TrackedEpisodes", "name_few"]
+
+_NAMED = 4
+
+
+def name_few(episode_ids: Sequence[str]) -> str:
+    """Name episodes for a message: the first few, and how many more there are."""
+    more = len(episode_ids) - _NAMED
+    return ", ".join(episode_ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @runtime_checkable
-class LaneState(Protocol):
+class TrackedEnv(Protocol):
     """What a remote env shows of its lanes; ``RemoteVectorEnv`` and ``RemoteEnv`` do."""
 
     @property
@@ -64,29 +67,25 @@ class Boundaries:
     seeds: Sequence[int | None]
 
 
-class Episodes(Protocol):
-    """A source of episode boundaries."""
+class Episodes:
+    """A source of episode boundaries; one that sees them by itself need not be told of them."""
 
     def look(self, episode_start: ArrayLike | None) -> Boundaries:
         """Say what the present observations are; called once per set of observations."""
+        raise NotImplementedError
 
     def restart(self, lanes: Lanes) -> None:
-        """Take the lanes' next observations for the first of new episodes, where that is known."""
+        """Take the lanes' next observations for the first of new episodes, if it must be told."""
 
     def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
-        """Take in the flags of a step."""
+        """Take in the flags of a step, if it must be told."""
 
 
-class TrackedEpisodes:
-    """Boundaries as a remote env's lane table has them. It alone decides.
+class TrackedEpisodes(Episodes):
+    """Boundaries as a remote env's lane table has them. It alone decides."""
 
-    Args:
-        lanes: The env, below any wrappers.
-        num_envs: Its number of lanes.
-    """
-
-    def __init__(self, lanes: LaneState, num_envs: int) -> None:
-        self._lanes = lanes
+    def __init__(self, env: TrackedEnv, num_envs: int) -> None:
+        self._env = env
         self._ids: tuple[str, ...] = ("",) * num_envs
         self._phases: tuple[LanePhase, ...] = ()
         self._active = np.zeros(num_envs, np.bool_)
@@ -95,8 +94,8 @@ class TrackedEpisodes:
     def look(self, episode_start: ArrayLike | None) -> Boundaries:
         """Compare the table with the last look; ``episode_start`` says nothing that it lacks."""
         del episode_start
-        ids = tuple(self._lanes.episode_ids)
-        phases = tuple(self._lanes.lane_phases)
+        ids = tuple(self._env.episode_ids)
+        phases = tuple(self._env.lane_phases)
         begun = self._none
         over: list[str] = []
         if ids != self._ids or phases != self._phases:
@@ -105,28 +104,17 @@ class TrackedEpisodes:
             begun = changed & active
             over = [self._ids[lane] for lane in np.flatnonzero(changed | ~active)]
             self._ids, self._phases, self._active = ids, phases, active
-        return Boundaries(self._active, begun, over, ids, tuple(self._lanes.lane_seeds))
-
-    def restart(self, lanes: Lanes) -> None:
-        """Leave episodes as they are: the table knows when one begins."""
-
-    def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
-        """Leave episodes as they are: the table knows when one ends."""
+        return Boundaries(self._active, begun, over, ids, tuple(self._env.lane_seeds))
 
 
-class LocalEpisodes:
+class LocalEpisodes(Episodes):
     """Boundaries as the user tells them, with ids minted here.
 
     A lane begins an episode with the first observation ever, where ``episode_start`` says so, after
     :meth:`restart`, and, when :meth:`observe_step` is used, by the env's autoreset mode: under
     SAME_STEP with the observations of the step that ended the last episode, under NEXT_STEP with
     those of the step after it. The step between, and the time until a reset under DISABLED, are
-    idle.
-
-    Args:
-        num_envs: Number of lanes.
-        autoreset_mode: The env's, for :meth:`observe_step`.
-        warns: Warn, once, whoever goes on without telling where episodes begin.
+    idle. With ``warns``, whoever goes on without telling where episodes begin is warned once.
     """
 
     def __init__(self, num_envs: int, autoreset_mode: AutoresetMode, *, warns: bool = True) -> None:
@@ -140,14 +128,7 @@ class LocalEpisodes:
         self._looks = 0
 
     def look(self, episode_start: ArrayLike | None) -> Boundaries:
-        """Begin episodes where they are due.
-
-        Args:
-            episode_start: Mask of lanes whose observation is the first of an episode, ``(n,)``.
-
-        Raises:
-            ConfigurationError: A mask of another shape.
-        """
+        """Begin episodes where they are due, as where the mask ``episode_start`` says so."""
         if episode_start is not None:
             self._is_fresh |= self._mask(episode_start, "episode_start")
             self._was_told = True
@@ -174,15 +155,7 @@ class LocalEpisodes:
         self._was_told = self._was_told or self._looks > 0 or self._num_envs == 1
 
     def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
-        """Take in the flags of a step, in the env's autoreset mode.
-
-        Args:
-            terminations: Mask ``(n,)``.
-            truncations: Mask ``(n,)``.
-
-        Raises:
-            ConfigurationError: A mask of another shape.
-        """
+        """Take in the flags of a step, in the env's autoreset mode."""
         ended = self._mask(terminations, "terminations") | self._mask(truncations, "truncations")
         self._was_told = True
         if self.autoreset_mode is AutoresetMode.SAME_STEP:

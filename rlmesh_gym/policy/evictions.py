@@ -29,20 +29,10 @@ class EpisodeEvictions:
     An end goes out once, before any later request, since a stream keeps its order. What a broken
     connection may have lost waits until the model is set up again; what the model refused goes out
     again with the next end.
-
-    Args:
-        session: Open session with the endpoint.
-        env_id: Key of the adapter.
-        stats: Takes the count.
-        warn: Takes what the user should know.
     """
 
     def __init__(
-        self,
-        session: AnyModelSession,
-        env_id: str,
-        stats: PolicyStats,
-        warn: Callable[[str], None],
+        self, session: AnyModelSession, env_id: str, stats: PolicyStats, warn: Callable[[str], None]
     ) -> None:
         self._session = session
         self._warn = warn
@@ -66,9 +56,9 @@ class EpisodeEvictions:
         for episode_id in known:
             del self._live[episode_id]
         self._stats.evicted_episodes += len(known)
-        again = [*self._refused]
+        ids = [*self._refused, *known]
         self._refused.clear()
-        self._send([*again, *known])
+        self._send(ids)
 
     def keep(self, episode_ids: Iterable[str]) -> None:
         """End all episodes but these."""
@@ -108,8 +98,7 @@ class EpisodeEvictions:
             episode_ids, pending = self._pending.popleft()
             try:
                 pending.result(0)
-            except ModelError as error:
-                # The actions are right all the same; the model only keeps more than it should.
+            except ModelError as error:  # The model only keeps more than it should.
                 self._refused.extend(episode_ids)
                 if not self._was_refused:
                     self._was_refused = True

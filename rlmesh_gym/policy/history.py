@@ -1,7 +1,7 @@
 """Observations of replayed steps, for models that look back.
 
-Such a model must see every step of an episode once and in order. Steps on which a lane replayed its
-chunk are therefore kept here and handed over with the lane's next request.
+Such a model must see every step of an episode once and in order, so the steps on which a lane
+replayed its chunk are handed over with its next request.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ class ObservationHistory:
     """The last steps' observations of all lanes, and up to where each lane's were handed over.
 
     Steps are the policy's own count of its calls. It goes on over episodes, as the protocol asks.
-
-    Args:
-        num_lanes: Number of lanes.
     """
 
     def __init__(self, num_lanes: int) -> None:
@@ -39,12 +36,7 @@ class ObservationHistory:
         self._begun[lanes] = step
 
     def record(self, step: int, leaves: Leaves) -> None:
-        """Keep a copy of a step's observations; the same step again replaces them.
-
-        Args:
-            step: Not below any step before.
-            leaves: Observations of all lanes.
-        """
+        """Keep a copy of all lanes' observations; the same step again replaces them."""
         if self._steps and self._steps[-1][0] == step:
             self._steps.pop()
         self._steps.append((step, [leaf.copy() for leaf in leaves]))
@@ -52,11 +44,7 @@ class ObservationHistory:
     def rows(
         self, lanes: NDArray[np.intp], step: int
     ) -> list[tuple[int, NDArray[np.intp], list[NDArray[Any]]]]:
-        """Give what lanes owe before ``step``.
-
-        Args:
-            lanes: The lanes of a request.
-            step: The request's own step, whose observations are not among the answer.
+        """Give what lanes owe before ``step``, the step of their request.
 
         Returns:
             ``(step, lanes, observations)`` in ascending order of steps; the lanes in the order of
@@ -71,11 +59,7 @@ class ObservationHistory:
         return found
 
     def deliver(self, lanes: NDArray[np.intp], step: int) -> NDArray[np.int64]:
-        """Count lanes as handed over up to ``step``.
-
-        Returns:
-            What :meth:`restore` needs to take this back, a row for each lane.
-        """
+        """Count lanes as handed over up to ``step``; return a row per lane for :meth:`restore`."""
         before = np.stack([self._delivered[lanes], self._begun[lanes]], axis=1)
         self._delivered[lanes] = step
         return before

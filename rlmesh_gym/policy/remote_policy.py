@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import uuid6
 
 from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.errors import ClosedError, UnsupportedCallError
-from rlmesh_gym.policy.env_view import view_env
+from rlmesh_gym.policy.env_view import is_unbatched, view_env
 from rlmesh_gym.policy.lane_policy import LanePolicy
 from rlmesh_gym.policy.planning.ensemble import check_rule
 from rlmesh_gym.policy.planning.schedule import PlanSchedule
-from rlmesh_gym.policy.unbatched import is_unbatched
 from rlmesh_gym.rpc import ModelSession
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import gymnasium
     from numpy.typing import ArrayLike
     from typing_extensions import Self
@@ -115,6 +112,8 @@ class RemotePolicy:
         single_action_space: Space of one lane's action.
         execution_horizon: Frames replayed of one plan.
         closed: Whether :meth:`close` was called.
+        codecs: Codecs of one observation and of one action.
+        lane_policy: What asks the model and replays the chunks, in leaves; a run drives it too.
 
     Raises:
         ConfigurationError: Options that cannot work; nothing was sent.
@@ -151,21 +150,23 @@ class RemotePolicy:
         self.env_id: str = str(uuid6.uuid7())
         self.closed: bool = False
         self._episodes = self._own_episodes = view.episodes
-        self._observation_codec = SpaceCodec(view.single_observation_space, "observation")
-        self._action_codec = SpaceCodec(view.single_action_space, "action")
+        self.codecs: tuple[SpaceCodec, SpaceCodec] = (
+            SpaceCodec(view.single_observation_space, "observation"),
+            SpaceCodec(view.single_action_space, "action"),
+        )
         session = ModelSession.open(address, token=token, tls=tls, timeouts=timeouts)
         self.endpoint: str = session.endpoint
-        self._lanes = LanePolicy(
+        self.lane_policy: LanePolicy = LanePolicy(
             session,
             env_id=self.env_id,
             env_spec=view.env_spec,
-            codecs=(self._observation_codec, self._action_codec),
+            codecs=self.codecs,
             num_envs=view.num_envs,
             schedule=schedule,
             ensemble=ensemble,
         )
         try:
-            self._lanes.adapter.resolve()
+            self.lane_policy.adapter.resolve()
         except BaseException:
             self.close()
             raise
@@ -187,19 +188,13 @@ class RemotePolicy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
     def stats(self) -> PolicyStats:
         """Counts and times so far, a copy."""
-        copied = dict(self._lanes.stats.milliseconds)
-        return dataclasses.replace(self._lanes.stats, milliseconds=copied)
+        return copy.deepcopy(self.lane_policy.stats)
 
     def __call__(self, observations: Any) -> Any:
         """Give the actions for the present observations of all lanes; see :meth:`predict`."""
@@ -242,18 +237,15 @@ class RemotePolicy:
         is_batched = self.num_envs > 1 or not is_unbatched(
             self.single_observation_space, observation
         )
-        leaves = (
-            self._observation_codec.flatten(observation, self.num_envs)
-            if is_batched
-            else self._observation_codec.flatten_row(observation)
-        )
-        actions = self._lanes.act(leaves, lambda: self._episodes.look(episode_start))
-        nested = (
-            self._action_codec.unflatten(actions, self.num_envs)
-            if is_batched
-            else self._action_codec.unflatten_row(actions, 0)
-        )
-        return nested, state
+        observation_codec, action_codec = self.codecs
+        if is_batched:
+            leaves = observation_codec.flatten(observation, self.num_envs)
+        else:
+            leaves = observation_codec.flatten_row(observation)
+        actions = self.lane_policy.act(leaves, lambda: self._episodes.look(episode_start))
+        if is_batched:
+            return action_codec.unflatten(actions, self.num_envs), state
+        return action_codec.unflatten_row(actions, 0), state
 
     def observe_step(self, terminations: ArrayLike, truncations: ArrayLike) -> None:
         """Take in the flags of a step of a local env, so that episodes are kept apart.
@@ -284,29 +276,19 @@ class RemotePolicy:
             ConfigurationError: Lanes that do not exist.
         """
         self._check_open("reset")
-        self._lanes.planner.flush(lanes)
+        self.lane_policy.planner.flush(lanes)
         self._episodes.restart(lanes)
-
-    @property
-    def lane_policy(self) -> LanePolicy:
-        """What asks the model and replays the chunks, in leaves; a run drives it too."""
-        return self._lanes
-
-    @property
-    def codecs(self) -> tuple[SpaceCodec, SpaceCodec]:
-        """Codecs of one observation and of one action."""
-        return self._observation_codec, self._action_codec
 
     def lend(self, episodes: Episodes) -> None:
         """Take the lanes' episodes from elsewhere until :meth:`take_back`, as in a run."""
-        self._lanes.planner.flush()
+        self.lane_policy.planner.flush()
         self._own_episodes, self._episodes = self._episodes, episodes
 
     def take_back(self, episodes: Episodes) -> None:
         """End what :meth:`lend` began; the lanes plan anew."""
         if self._episodes is episodes:
             self._episodes = self._own_episodes
-            self._lanes.planner.flush()
+            self.lane_policy.planner.flush()
             self._episodes.restart(None)
 
     def close(self) -> None:
@@ -315,7 +297,7 @@ class RemotePolicy:
         Idempotent; never raises for a model that is gone.
         """
         self.closed = True
-        self._lanes.adapter.close()
+        self.lane_policy.adapter.close()
 
     def _check_open(self, operation: str) -> None:
         if self.closed:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["PHASES", "PolicyStats"]
+__all__ = ["PolicyStats"]
 
-PHASES = ("encode", "wait", "endpoint", "model", "decode", "replay")
-
-
-def _no_time() -> dict[str, float]:
-    return dict.fromkeys(PHASES, 0.0)
+_PHASES = ("encode", "wait", "endpoint", "model", "decode", "replay")
 
 
 @dataclass
@@ -49,7 +45,7 @@ class PolicyStats:
     dropped_rows: int = 0
     history_rows: int = 0
     evicted_episodes: int = 0
-    milliseconds: dict[str, float] = field(default_factory=_no_time)
+    milliseconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PHASES, 0.0))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain numbers in dicts, a copy."""

@@ -42,5 +42,5 @@ class PlanWatcher(Protocol):
     def answered(self, pending: AnyPending) -> None:
         """Hear of an answer that came."""
 
-    def planned(self, plan: Plan, chunk: Leaves, counts: NDArray[np.intp]) -> None:
-        """Hear of chunks: leaves ``(k, frames, *shape)``, and the frames that count per lane."""
+    def planned(self, plan: Plan, chunk: Leaves) -> None:
+        """Hear of chunks: leaves ``(k, plan.num_frames, *shape)``."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlmesh_gym.errors import StateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from typing_extensions import Self
 
-    from rlmesh_gym.errors import Error
+    from rlmesh_gym.env.open.sources import AnyEnvSession
+    from rlmesh_gym.policy.any_session import AnyModelSession
 
-__all__ = ["Cancellation", "CancellationWatch", "CancelledRunError", "EventLike", "Interruptible"]
+__all__ = ["Cancellation", "CancellationWatch", "CancelledRunError", "EventLike"]
 
 _logger = logging.getLogger(__name__)
 
@@ -36,21 +37,9 @@ class EventLike(Protocol):
 
     def is_set(self) -> bool:
         """Whether to cancel."""
-        ...
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set or ``timeout`` seconds are over; return whether it is set."""
-        ...
-
-
-class Interruptible(Protocol):
-    """A session whose requests can be made to fail; see ``rpc.EnvSession``."""
-
-    def interrupt(self, error: Error) -> None:
-        """Fail what is in flight, and what is asked later."""
-
-    def resume(self) -> None:
-        """Take requests again."""
 
 
 class Cancellation:
@@ -101,17 +90,13 @@ class Cancellation:
 
 
 class CancellationWatch:
-    """Interrupts the sessions of a run when its cancellation is set.
-
-    Args:
-        cancellation: What to watch; None for a run that cannot be cancelled.
-    """
+    """Interrupts the sessions of a run when its cancellation is set; None never is."""
 
     def __init__(self, cancellation: EventLike | None) -> None:
         self._cancellation = cancellation
         self._is_cancelled = False
-        self._sessions: list[Interruptible] = []
-        self._aside: _Aside[Any] | None = None
+        self._sessions: list[AnyEnvSession | AnyModelSession] = []
+        self._aside: Future[Any] | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -125,12 +110,7 @@ class CancellationWatch:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         if isinstance(self._cancellation, Cancellation):
             self._cancellation.unsubscribe(self._wake)
@@ -139,43 +119,43 @@ class CancellationWatch:
         for session in self._sessions:
             session.resume()  # Letting go takes a word or two.
 
-    def add(self, session: Interruptible) -> None:
+    def add(self, session: AnyEnvSession | AnyModelSession) -> None:
         """Interrupt this session too."""
         self._sessions.append(session)
         if self._is_cancelled:
             session.interrupt(_cancelled())
 
     def check(self) -> None:
-        """Raise if the run should end.
-
-        Raises:
-            CancelledRunError: The cancellation is set.
-        """
+        """Raise ``CancelledRunError`` if the run should end."""
         if self._is_cancelled or (self._cancellation is not None and self._cancellation.is_set()):
             raise _cancelled()
 
     def run(self, function: Callable[[], T], discard: Callable[[T], object]) -> T:
         """Run what may take long and is no session's request, such as connecting.
 
-        Args:
-            function: What to do.
-            discard: Called with what the function returned too late, as nobody waits any more.
-
-        Raises:
-            CancelledRunError: The cancellation was set before it was done.
+        Raises ``CancelledRunError`` where the cancellation is set before it is done; what the
+        function returns after that is given to ``discard``.
         """
         self.check()
         if self._cancellation is None:
             return function()
-        self._aside = aside = _Aside(function, discard)
+        self._aside = aside = Future[T]()
         if self._is_cancelled:
-            aside.leave()
-        return aside.result()
+            aside.cancel()
+        threading.Thread(
+            target=_settle, args=(aside, function, discard), name="rlmesh_gym-connect", daemon=True
+        ).start()
+        try:
+            return aside.result()
+        except CancelledError:
+            raise _cancelled() from None
+        finally:
+            aside.cancel()  # Does nothing unless an interrupt has broken the wait off.
 
     def _wake(self) -> None:
         self._is_cancelled = True
         if self._aside is not None:
-            self._aside.leave()
+            self._aside.cancel()
         for session in tuple(self._sessions):
             session.interrupt(_cancelled())
 
@@ -187,52 +167,21 @@ class CancellationWatch:
                 return
 
 
-class _Aside(Generic[T]):
-    """A function on a thread of its own, which may be left to itself."""
-
-    def __init__(self, function: Callable[[], T], discard: Callable[[T], object]) -> None:
-        self._function = function
-        self._discard = discard
-        self._answered = threading.Event()
-        self._lock = threading.Lock()
-        self._is_left = False
-        self._values: list[T] = []
-        self._error: BaseException | None = None
-
-    def result(self) -> T:
-        threading.Thread(target=self._run, name="rlmesh_gym-connect", daemon=True).start()
-        try:
-            self._answered.wait()
-        finally:
-            self.leave()  # Does nothing unless an interrupt has broken the wait off.
-        if self._error is not None:
-            raise self._error
-        return self._values[0]
-
-    def leave(self) -> None:
-        with self._lock:
-            if not self._answered.is_set():
-                self._is_left = True
-                self._error = _cancelled()
-                self._answered.set()
-
-    def _run(self) -> None:
-        failure: BaseException | None = None
-        values: list[T] = []
-        try:
-            values.append(self._function())
-        except BaseException as error:
-            failure = error
-        with self._lock:
-            if not self._is_left:
-                self._values, self._error = values, failure
-                self._answered.set()
-                return
-        if failure is None:
-            try:
-                self._discard(values[0])
-            except Exception:
-                _logger.exception("undoing what came too late failed")
+def _settle(aside: Future[T], function: Callable[[], T], discard: Callable[[T], object]) -> None:
+    """Run the function for whoever waits for ``aside``."""
+    try:
+        value = function()
+    except BaseException as error:
+        if aside.set_running_or_notify_cancel():
+            aside.set_exception(error)
+        return
+    if aside.set_running_or_notify_cancel():
+        aside.set_result(value)
+        return
+    try:
+        discard(value)
+    except Exception:
+        _logger.exception("undoing what came too late failed")
 
 
 def _cancelled() -> CancelledRunError:

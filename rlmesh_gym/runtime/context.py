@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlmesh_gym.errors import DeadlineError
 from rlmesh_gym.rpc import InProcessPending
 from rlmesh_gym.runtime.report.metrics import CallTiming
 from rlmesh_gym.runtime.telemetry import MODEL_PREDICT, timing_of_answer
@@ -20,16 +21,11 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
     from rlmesh_gym.runtime.telemetry import Telemetry
 
-__all__ = ["CallClock", "RunContext"]
+__all__ = ["CallClock", "RunContext", "late"]
 
 
 class CallClock:
-    """Books the time of the calls that go out together, and that of each of them.
-
-    Args:
-        telemetry: Where each call's timing goes.
-        shares: Where the run's time goes.
-    """
+    """Books the time of the calls that go out together, and that of each of them."""
 
     def __init__(self, telemetry: Telemetry, shares: TimeShares) -> None:
         self._telemetry = telemetry
@@ -81,9 +77,8 @@ class CallClock:
         if self._local_ns:
             # What is converted for an end in this process is the loop's own work.
             waited = self._local_ns / 1e9
-        add = self._shares.add_env
-        if self._operation is MODEL_PREDICT:
-            add = self._shares.add_policy
+        is_policy = self._operation is MODEL_PREDICT
+        add = self._shares.add_policy if is_policy else self._shares.add_env
         add(waited, self._timings)
 
 
@@ -93,9 +88,6 @@ class RunContext:
 
     Attributes:
         spec: The run, validated.
-        plan: What every lane plays.
-        hooks: Who listens.
-        clock: Books the time of calls.
         identity: Session id, run id and env id, the first three fields of every event.
         note_held: Takes the episodes, and the bytes, that the model says it holds.
     """
@@ -110,3 +102,21 @@ class RunContext:
     def emit(self, name: str, kind: Any, **fields: Any) -> None:
         """Make an event of this run and call its listeners; ask ``hooks.listens`` before."""
         self.hooks.emit(name, kind(*self.identity, **fields))
+
+
+def late(
+    error: DeadlineError, limit: str, place: str, timeout: float | None = None
+) -> DeadlineError:
+    """Return the run's own error for a call that was late, with what the call was for.
+
+    ``limit`` is the run's limit that was met, empty where it was the policy's own, and ``timeout``
+    its seconds, where the run waits by it.
+    """
+    what = str(error).removeprefix(f"{error.endpoint}: ")
+    if limit:
+        waited = "in time" if timeout is None else f"within {timeout:g} s"
+        what = (
+            f"{error.operation}: no answer {waited}; the endpoint may still be at work, raise "
+            f"limits.{limit} for slow ones"
+        )
+    return DeadlineError(f"{what} ({place})", endpoint=error.endpoint, operation=error.operation)

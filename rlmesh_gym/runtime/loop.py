@@ -15,8 +15,8 @@ import numpy as np
 from rlmesh_gym.errors import DeadlineError, RemoteError, ResetNeededError, UnavailableError
 from rlmesh_gym.lanes import any_true
 from rlmesh_gym.plain_data import jsonable
-from rlmesh_gym.policy.episodes import Boundaries
-from rlmesh_gym.runtime.deadlines import CallPlace, late
+from rlmesh_gym.policy.episodes import Boundaries, name_few
+from rlmesh_gym.runtime.context import late
 from rlmesh_gym.runtime.ends.env_lanes import ResetWay
 from rlmesh_gym.runtime.ends.policies import WholePolicy
 from rlmesh_gym.runtime.ends.rows import Rows
@@ -254,6 +254,7 @@ class RunLoop:
             self._emit_step(playing, actions, found)
         if not any_true(over) and not self._has_rolled(active):
             return
+        ids = self._names(np.flatnonzero(over))  # Before other episodes begin on these lanes.
         for env, told in zip(active, infos, strict=True):
             for lane in env.lanes:
                 if cut[lane]:
@@ -262,7 +263,7 @@ class RunLoop:
                     self._complete(lane)
                 self._take_beginning(env, lane)
         self._records.clear()
-        self._policy.lanes.adapter.evict(self._names(np.flatnonzero(over)))
+        self._policy.lanes.adapter.evictions.end(ids)
 
     def _has_rolled(self, active: Sequence[EnvLanes]) -> bool:
         """Whether an env has begun an episode by itself."""
@@ -387,8 +388,9 @@ class RunLoop:
     def _names(self, lanes: NDArray[np.intp]) -> tuple[str, ...]:
         return tuple([self._ids[lane] for lane in lanes.tolist()])
 
-    def _place(self, lanes: Sequence[int]) -> CallPlace:
-        return CallPlace(self._tick, lanes, [self._ids[lane] for lane in lanes])
+    def _place(self, lanes: Sequence[int]) -> str:
+        episodes = name_few([self._ids[lane] for lane in lanes])
+        return f"at step {self._tick}, lanes {list(lanes)}, episodes {episodes}"
 
 
 def _put(found: _Outcome | None, env: EnvLanes, batch: Batch, num_lanes: int) -> _Outcome:

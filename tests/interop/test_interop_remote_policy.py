@@ -81,7 +81,7 @@ def test_single_frame_models_on_six_lanes(kind: Any, lanes: Peer, models: Any) -
         for observations, actions, _ in play(envs, policy, 60):
             assert actions.tolist() == [expected_action(each) for each in observations]
         # One probe of one-row requests told that the model has no more than one frame.
-        assert policy._lanes.adapter.grouping is RowGrouping.TOGETHER
+        assert policy.lane_policy.adapter.grouping is RowGrouping.TOGETHER
         assert policy.stats.calls == 60 + 5
         assert len(envs.episodes) > 3
 
@@ -101,7 +101,7 @@ def test_chunk_models_give_chunks_on_six_lanes(kind: Any, lanes: Peer, models: A
             else:
                 expected = chunked_expectation(observations, begins, plans, CHUNK)
             assert actions.tolist() == expected, step
-        assert policy._lanes.adapter.grouping is RowGrouping.APART
+        assert policy.lane_policy.adapter.grouping is RowGrouping.APART
         assert policy.stats.rows < 80 * 6 / CHUNK + len(envs.episodes) + 12
 
 
@@ -112,7 +112,7 @@ def test_a_model_of_one_observation_on_six_lanes_without_chunks(lanes: Peer, mod
     ):
         for observations, actions, _ in play(envs, policy, 10):
             assert actions.tolist() == [expected_action(each) for each in observations]
-        assert policy._lanes.adapter.grouping is RowGrouping.APART
+        assert policy.lane_policy.adapter.grouping is RowGrouping.APART
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +174,8 @@ def test_a_model_that_stacks_images_gets_its_history(
         rg.RemoteVectorEnv(server.address, autoreset_mode=AutoresetMode.SAME_STEP) as envs,
         RemotePolicy(models("stacked"), envs, execution_horizon=CHUNK, coalesce=coalesce) as policy,
     ):
-        assert policy._lanes.adapter.history is not None
-        assert policy._lanes.adapter.native_chunk == CHUNK
+        assert policy.lane_policy.adapter.history is not None
+        assert policy.lane_policy.adapter.native_chunk == CHUNK
         references = [StackedReference() for _ in range(num_envs)]
         for observations, actions, begins in play(envs, policy, 50):
             for lane, reference in enumerate(references):
@@ -252,7 +252,7 @@ def test_a_stacking_model_that_answers_late_takes_the_rows_again(models: Any) ->
     ):
         observation, _ = env.reset()
         policy.reset()
-        timeouts = policy._lanes.adapter.session.timeouts
+        timeouts = policy.lane_policy.adapter.session.timeouts
         refused = 0
         for _ in range(40):
             object.__setattr__(timeouts, "predict", 1e-4)

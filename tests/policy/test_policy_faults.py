@@ -197,7 +197,7 @@ def test_a_late_answer_is_never_used(horizon: int) -> None:
             check_names(caught.value, policy)
         finally:
             model.gate.set()
-        object.__setattr__(policy._lanes.adapter.session.timeouts, "predict", 30.0)
+        object.__setattr__(policy.lane_policy.adapter.session.timeouts, "predict", 30.0)
         # The answer for t = 0 comes first on the stream; t = 1 is what was asked now.
         assert policy.predict(rows(2, 1))[0][:, 2].tolist() == [1, 1]
         assert [call.observation[0, 2] for call in model.calls] == [0, 1]
@@ -355,7 +355,7 @@ def test_a_horizon_that_the_model_cannot_fill() -> None:
             RemotePolicy(server.address, **SPACES, execution_horizon=5)
         assert server.address in str(caught.value)
         with RemotePolicy(server.address, **SPACES, execution_horizon=4) as policy:
-            assert policy._lanes.adapter.native_chunk == 4
+            assert policy.lane_policy.adapter.native_chunk == 4
 
 
 def test_three_ways_of_a_wrong_address(socket_dir: Path) -> None:
@@ -528,7 +528,7 @@ def test_rows_asked_for_ahead_that_are_refused_together_are_asked_for_one_by_one
     ):
         policy.predict(sight(0), episode_start=[True, True])
         policy(sight(1))
-        session: Any = policy._lanes.adapter.session
+        session: Any = policy.lane_policy.adapter.session
         stream = session._connection.stream
         assert stream is not None
         stream._call.cancel()
@@ -537,4 +537,4 @@ def test_rows_asked_for_ahead_that_are_refused_together_are_asked_for_one_by_one
             actions = policy(sight(t))
             assert (actions[:, 2] + actions[:, 3] == t).all()
         assert policy.stats.prefetch_calls > 0
-        assert policy._lanes.adapter.grouping is RowGrouping.APART
+        assert policy.lane_policy.adapter.grouping is RowGrouping.APART

@@ -90,7 +90,7 @@ def test_every_step_is_seen_once_and_in_order(
             server.address, lanes, execution_horizon=6, coalesce=coalesce, prefetch=prefetch
         ) as policy,
     ):
-        assert policy._lanes.adapter.history is not None
+        assert policy.lane_policy.adapter.history is not None
         for _ in range(120):
             for lane in np.flatnonzero(~lanes.table.ended):
                 shown[lanes.episode_ids[lane]].append(observations[lane].tolist())
@@ -152,7 +152,7 @@ def test_after_a_deadline_the_server_takes_the_rows_owed_again() -> None:
             policy(observations)
             observations, _, _ = lanes.step()
         model.gate.clear()
-        timeouts = policy._lanes.adapter.session.timeouts
+        timeouts = policy.lane_policy.adapter.session.timeouts
         object.__setattr__(timeouts, "predict", 0.1)
         try:
             with pytest.raises(DeadlineError):
@@ -216,7 +216,7 @@ class ForgettingModel(StackingModel):
 
 
 @pytest.mark.parametrize(
-    "place", ["_episodes.look", "_lanes.planner._replay.pop", "_lanes.adapter.plan"]
+    "place", ["_episodes.look", "lane_policy.planner._replay.pop", "lane_policy.adapter.plan"]
 )
 def test_after_an_interrupt_anywhere_every_lane_starts_over(place: str) -> None:
     """Ctrl-C may come after a frame was taken, or after an episode's beginning was noticed."""

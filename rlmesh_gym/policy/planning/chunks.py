@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "ActionChunkReplay",
-    "Lanes",
-    "Leaves",
-    "check_chunk",
-    "frame_range",
-    "lane_indices",
-    "stack_frames",
-]
+__all__ = ["ActionChunkReplay", "Lanes", "Leaves", "lane_indices", "stack_frames"]
 
 Leaves: TypeAlias = "Sequence[NDArray[Any]]"
 """A batch of actions: one array per fundamental space, rows first."""
@@ -152,12 +144,7 @@ class ActionChunkReplay:
         return np.asarray(self._end == self._cursor)
 
     def load(
-        self,
-        lanes: Lanes,
-        chunk: Leaves,
-        *,
-        counts: ArrayLike | None = None,
-        skip: ArrayLike = 0,
+        self, lanes: Lanes, chunk: Leaves, *, counts: ArrayLike | None = None, skip: ArrayLike = 0
     ) -> None:
         """Give lanes a new chunk each, in place of what they had.
 
@@ -174,13 +161,7 @@ class ActionChunkReplay:
                 frames given. No lane was touched.
         """
         indices = lane_indices(lanes, self.num_lanes)
-        frames = check_chunk(self._rows, len(indices), chunk)
-        first, end = frame_range(len(indices), frames if chunk else None, counts, skip)
-        width = min(frames, self.horizon)
-        for buffer, leaf in zip(self._buffers, chunk, strict=True):
-            buffer[indices, :width] = leaf[:, :width]
-        self._end[indices] = np.minimum(end, self.horizon)
-        self._cursor[indices] = np.minimum(first, self._end[indices])
+        self._store(indices, chunk, *self._frame_range(len(indices), chunk, counts, skip))
 
     def pop(self, lanes: Lanes = None) -> list[NDArray[Any]]:
         """Take the next frame of lanes.
@@ -194,12 +175,8 @@ class ActionChunkReplay:
         Raises:
             StateError: A lane is empty. No frame was taken.
         """
-        indices = lane_indices(lanes, self.num_lanes)
+        indices = self._filled(lanes)
         cursor = self._cursor[indices]
-        empty = cursor >= self._end[indices]
-        if empty.any():
-            message = f"pop: lanes {indices[empty].tolist()} have no frame left, load them first"
-            raise StateError(message)
         frames = [buffer[indices, cursor] for buffer in self._buffers]
         self._cursor[indices] = cursor + 1
         return frames
@@ -210,65 +187,59 @@ class ActionChunkReplay:
         self._cursor[indices] = 0
         self._end[indices] = 0
 
+    def _filled(self, lanes: Lanes) -> NDArray[np.intp]:
+        """Return the lanes' indices; refuse those that are empty."""
+        indices = lane_indices(lanes, self.num_lanes)
+        empty = self._cursor[indices] >= self._end[indices]
+        if empty.any():
+            message = f"pop: lanes {indices[empty].tolist()} have no frame left, load them first"
+            raise StateError(message)
+        return indices
 
-def check_chunk(
-    rows: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], num_rows: int, chunk: Leaves
-) -> int:
-    """Check that a chunk holds actions of this form, and count its frames.
+    def _frame_range(
+        self, num_rows: int, chunk: Leaves, counts: ArrayLike | None, skip: ArrayLike
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Check what :meth:`load` is given.
 
-    Args:
-        rows: Shape and dtype of one action, per leaf.
-        num_rows: Lanes that the chunk is for.
-        chunk: Leaves of shape ``(num_rows, frames, *shape)``.
-
-    Returns:
-        The number of frames; 0 for an action space without leaves.
-
-    Raises:
-        ConfigurationError: Leaves of another number, shape or dtype.
-    """
-    if len(chunk) != len(rows):
-        message = f"a chunk has {len(rows)} leaves here, got {len(chunk)}"
-        raise ConfigurationError(message)
-    frames = chunk[0].shape[1] if chunk and chunk[0].ndim > 1 else 0
-    for place, ((shape, dtype), leaf) in enumerate(zip(rows, chunk, strict=True)):
-        if leaf.shape != (num_rows, frames, *shape):
+        Returns:
+            Per row the frames skipped, which may be more than there are, and the frames that count.
+        """
+        if len(chunk) != len(self._rows):
+            message = f"a chunk has {len(self._rows)} leaves here, got {len(chunk)}"
+            raise ConfigurationError(message)
+        frames = chunk[0].shape[1] if chunk and chunk[0].ndim > 1 else 0
+        for place, ((shape, dtype), leaf) in enumerate(zip(self._rows, chunk, strict=True)):
+            if leaf.shape != (num_rows, frames, *shape):
+                message = (
+                    f"leaf {place} of a chunk for {num_rows} lanes has shape (lanes, frames, "
+                    f"*action) = {(num_rows, 'frames', *shape)}, got {leaf.shape}"
+                )
+                raise ConfigurationError(message)
+            if leaf.dtype != dtype:
+                message = f"leaf {place} of a chunk has dtype {dtype} here, got {leaf.dtype}"
+                raise ConfigurationError(message)
+        available = np.asarray(frames if counts is None else counts)
+        skipped = np.asarray(skip)
+        # A chunk without leaves has no length of its own.
+        too_many = bool(chunk) and (available > frames).any()
+        if too_many or (available < 0).any() or (skipped < 0).any():
             message = (
-                f"leaf {place} of a chunk for {num_rows} lanes has shape (lanes, frames, *action) "
-                f"= {(num_rows, 'frames', *shape)}, got {leaf.shape}"
+                f"counts lie in 0..{frames if chunk else None} and skip is not negative, got "
+                f"counts={available.tolist()} and skip={skipped.tolist()}"
             )
             raise ConfigurationError(message)
-        if leaf.dtype != dtype:
-            message = f"leaf {place} of a chunk has dtype {dtype} here, got {leaf.dtype}"
-            raise ConfigurationError(message)
-    return frames
+        end = np.minimum(np.broadcast_to(available, num_rows), self.horizon)
+        return np.broadcast_to(skipped, num_rows).astype(np.intp), end.astype(np.intp)
 
-
-def frame_range(
-    num_rows: int, frames: int | None, counts: ArrayLike | None, skip: ArrayLike
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Give the first frame that counts and the one after the last, per row of a chunk.
-
-    Args:
-        num_rows: Rows of the chunk.
-        frames: Frames that the chunk holds; None for a chunk without leaves, which has no length.
-        counts: Frames that count per row; None for all.
-        skip: Frames dropped from the front per row.
-
-    Returns:
-        Two arrays of shape ``(num_rows,)``; the first never exceeds the second.
-
-    Raises:
-        ConfigurationError: A negative number, or more counted than there are.
-    """
-    available = np.asarray((frames or 0) if counts is None else counts)
-    dropped = np.asarray(skip)
-    too_many = frames is not None and (available > frames).any()
-    if too_many or (available < 0).any() or (dropped < 0).any():
-        message = (
-            f"counts lie in 0..{frames} and skip is not negative, got counts={available.tolist()} "
-            f"and skip={dropped.tolist()}"
-        )
-        raise ConfigurationError(message)
-    end = np.broadcast_to(available, num_rows).astype(np.intp)
-    return np.minimum(np.broadcast_to(dropped, num_rows), end).astype(np.intp), end
+    def _store(
+        self,
+        lanes: NDArray[np.intp],
+        chunk: Leaves,
+        skipped: NDArray[np.intp],
+        end: NDArray[np.intp],
+    ) -> None:
+        for buffer, leaf in zip(self._buffers, chunk, strict=True):
+            frames = leaf[:, : self.horizon]
+            buffer[lanes, : frames.shape[1]] = frames
+        self._end[lanes] = end
+        self._cursor[lanes] = np.minimum(skipped, end)

@@ -1,9 +1,6 @@
 """Overlapping predictions of one lane, combined into the action that it takes.
 
 When a lane is planned again before its chunk is used up, several chunks predict the same step.
-:class:`EnsembleReplay` keeps them and answers like
-``ActionChunkReplay``, so that whoever replays need not know which of the two it has. Plain arrays,
-no wire.
 """
 
 from __future__ import annotations
@@ -12,19 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from rlmesh_gym.errors import ConfigurationError, StateError
-from rlmesh_gym.policy.planning.chunks import (
-    ActionChunkReplay,
-    check_chunk,
-    frame_range,
-    lane_indices,
-)
+from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.policy.planning.chunks import ActionChunkReplay, lane_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from rlmesh_gym.policy.planning.chunks import Lanes, Leaves
 
@@ -38,7 +30,7 @@ EnsembleRule: TypeAlias = "Literal['newest', 'mean', 'exponential'] | _Combinati
 """How predictions for one step become one action; see :class:`EnsembleReplay`."""
 
 
-class EnsembleReplay:
+class EnsembleReplay(ActionChunkReplay):
     """Every lane's chunks that still reach the present step, and their combination.
 
     The rules, where ``i`` counts a lane's predictions for the step from 0, the oldest:
@@ -80,68 +72,17 @@ class EnsembleReplay:
         self, num_lanes: int, horizon: int, template: Leaves, rule: EnsembleRule = "mean"
     ) -> None:
         check_rule(rule)
-        # The newest chunk alone says how many frames are left, and checks what comes in.
-        self._newest = ActionChunkReplay(num_lanes, horizon, template)
-        self.num_lanes = num_lanes
-        self.horizon = horizon
+        # The newest chunk alone says how many frames are left.
+        super().__init__(num_lanes, horizon, template)
         self.rule = rule
-        self._rows = [(leaf.shape[1:], leaf.dtype) for leaf in template]
-        self._slots = 2
+        # Axis 1 holds slots; one whose end is not after the lane's step is dead. Steps count from
+        # the flush.
         self._chunks = [
-            np.zeros((num_lanes, self._slots, horizon, *shape), dtype)
-            for shape, dtype in self._rows
+            np.zeros((num_lanes, 2, horizon, *shape), dtype) for shape, dtype in self._rows
         ]
-        # A slot is dead when its end is not after the lane's step. Steps count from the flush.
-        self._start = np.zeros((num_lanes, self._slots), np.int64)
-        self._end = np.zeros((num_lanes, self._slots), np.int64)
+        self._starts = np.zeros((num_lanes, 2), np.int64)
+        self._ends = np.zeros((num_lanes, 2), np.int64)
         self._step = np.zeros(num_lanes, np.int64)
-
-    @property
-    def remaining(self) -> NDArray[np.intp]:
-        """Frames left of each lane's newest chunk, shape ``(num_lanes,)``, a copy."""
-        return self._newest.remaining
-
-    def empty_lanes(self) -> NDArray[np.bool_]:
-        """Mask of the lanes whose newest chunk is used up, shape ``(num_lanes,)``."""
-        return self._newest.empty_lanes()
-
-    def load(
-        self,
-        lanes: Lanes,
-        chunk: Leaves,
-        *,
-        counts: ArrayLike | None = None,
-        skip: ArrayLike = 0,
-    ) -> None:
-        """Give lanes a new chunk each, beside those that still reach the present step.
-
-        Args:
-            lanes: The ``k`` lanes.
-            chunk: Leaves of shape ``(k, frames, *shape)``, rows in the order of ``lanes``. Copied.
-            counts: Frames that count per row, shape ``(k,)`` or one number; None for all.
-            skip: Frames per row whose steps are over; a row with nothing left leaves its lane
-                empty.
-
-        Raises:
-            ConfigurationError: Leaves of another number, shape or dtype, or counts beyond the
-                frames given. No lane was touched.
-        """
-        indices = lane_indices(lanes, self.num_lanes)
-        frames = check_chunk(self._rows, len(indices), chunk)
-        passed, end = frame_range(len(indices), frames if chunk else None, counts, skip)
-        self._newest.load(indices, chunk, counts=end, skip=passed)
-        step = self._step[indices]
-        # The stalest slot is taken; where even that one is alive, every lane gets more slots.
-        slot = self._end[indices].argmin(axis=1)
-        if (self._end[indices, slot] > step).any():
-            self._grow()
-            slot = self._end[indices].argmin(axis=1)
-        width = min(frames, self.horizon)
-        for chunks, leaf in zip(self._chunks, chunk, strict=True):
-            chunks[indices, slot, :width] = leaf[:, :width]
-        dropped = np.broadcast_to(np.asarray(skip), len(indices))
-        self._start[indices, slot] = step - dropped
-        self._end[indices, slot] = step - dropped + np.minimum(end, self.horizon)
 
     def pop(self, lanes: Lanes = None) -> list[NDArray[Any]]:
         """Combine what was predicted for lanes' present step, and go on to the next.
@@ -156,36 +97,52 @@ class EnsembleReplay:
             StateError: A lane is empty. No lane went on.
             ConfigurationError: The callable rule gave something of another shape or kind.
         """
-        indices = lane_indices(lanes, self.num_lanes)
-        empty = self._newest.remaining[indices] <= 0
-        if empty.any():
-            message = f"pop: lanes {indices[empty].tolist()} have no frame left, load them first"
-            raise StateError(message)
+        indices = self._filled(lanes)
         step = self._step[indices, None]
         # Oldest first: by start, and dead slots behind all others.
-        alive = (self._end[indices] > step) & (self._start[indices] <= step)
-        starts = np.where(alive, self._start[indices], np.iinfo(np.int64).max)
+        alive = (self._ends[indices] > step) & (self._starts[indices] <= step)
+        starts = np.where(alive, self._starts[indices], np.iinfo(np.int64).max)
         order = np.argsort(starts, axis=1, kind="stable")
         counts = alive.sum(axis=1)
         slots = order[:, : counts.max(initial=1)]
-        ages = step - np.take_along_axis(self._start[indices], slots, axis=1)
+        ages = step - np.take_along_axis(self._starts[indices], slots, axis=1)
         valid = np.arange(slots.shape[1]) < counts[:, None]
         frame = np.where(valid, ages, 0)
         combined = [
             self._combine(chunks[indices[:, None], slots, frame], ages, counts)
             for chunks in self._chunks
         ]
-        self._newest.pop(indices)
+        super().pop(indices)
         self._step[indices] += 1
         return combined
 
     def flush(self, lanes: Lanes = None) -> None:
         """Drop all that was predicted for lanes, as at an episode's start."""
         indices = lane_indices(lanes, self.num_lanes)
-        self._newest.flush(indices)
-        self._start[indices] = 0
-        self._end[indices] = 0
+        super().flush(indices)
+        self._starts[indices] = 0
+        self._ends[indices] = 0
         self._step[indices] = 0
+
+    def _store(
+        self,
+        lanes: NDArray[np.intp],
+        chunk: Leaves,
+        skipped: NDArray[np.intp],
+        end: NDArray[np.intp],
+    ) -> None:
+        super()._store(lanes, chunk, skipped, end)
+        step = self._step[lanes]
+        # The stalest slot is taken; where even that one is alive, every lane gets more slots.
+        slot = self._ends[lanes].argmin(axis=1)
+        if (self._ends[lanes, slot] > step).any():
+            self._grow()
+            slot = self._ends[lanes].argmin(axis=1)
+        for chunks, leaf in zip(self._chunks, chunk, strict=True):
+            frames = leaf[:, : self.horizon]
+            chunks[lanes, slot, : frames.shape[1]] = frames
+        self._starts[lanes, slot] = step - skipped
+        self._ends[lanes, slot] = step - skipped + end
 
     def _combine(
         self, predictions: NDArray[Any], ages: NDArray[np.int64], counts: NDArray[np.intp]
@@ -219,22 +176,17 @@ class EnsembleReplay:
         return mean
 
     def _grow(self) -> None:
-        more = self._slots
-        self._chunks = [
-            np.concatenate([chunks, np.zeros_like(chunks[:, :more])], axis=1)
-            for chunks in self._chunks
-        ]
-        self._start = np.pad(self._start, ((0, 0), (0, more)))
-        self._end = np.pad(self._end, ((0, 0), (0, more)))
-        self._slots += more
+        self._chunks = [_doubled(chunks) for chunks in self._chunks]
+        self._starts = _doubled(self._starts)
+        self._ends = _doubled(self._ends)
+
+
+def _doubled(slots: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate([slots, np.zeros_like(slots)], axis=1)
 
 
 def check_rule(rule: object) -> None:
-    """Check what was given as ``ensemble``.
-
-    Raises:
-        ConfigurationError: No such rule.
-    """
+    """Refuse what was given as ``ensemble`` if there is no such rule."""
     if not (rule in ("newest", "mean", "exponential") or callable(rule)):
         raise ConfigurationError(
             f"ensemble must be 'newest', 'mean', 'exponential' or a callable, got ensemble={rule!r}"
@@ -243,7 +195,7 @@ def check_rule(rule: object) -> None:
 
 def make_replay(
     num_lanes: int, horizon: int, template: Leaves, rule: EnsembleRule
-) -> ActionChunkReplay | EnsembleReplay:
+) -> ActionChunkReplay:
     """Give the replay for a rule: the plain one where only the newest prediction counts.
 
     Args:

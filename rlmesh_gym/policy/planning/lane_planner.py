@@ -1,8 +1,4 @@
-"""Actions for all lanes, step by step: what is replayed, what is asked for, and when.
-
-It works on leaves and knows neither Gymnasium's nesting of values nor where episodes end; it is
-told the latter with every step.
-"""
+"""Actions for all lanes, step by step: what is replayed, what is asked for, and when."""
 
 from __future__ import annotations
 
@@ -14,9 +10,9 @@ import numpy as np
 
 from rlmesh_gym.errors import Error, ModelError
 from rlmesh_gym.lanes import any_true
-from rlmesh_gym.policy.planning.chunks import ActionChunkReplay, lane_indices
-from rlmesh_gym.policy.planning.delay import DelayEstimate
-from rlmesh_gym.policy.planning.prefetch import PrefetchedPlans
+from rlmesh_gym.policy.planning.chunks import lane_indices
+from rlmesh_gym.policy.planning.ensemble import EnsembleReplay
+from rlmesh_gym.policy.planning.prefetch import DelayEstimate, PrefetchedPlans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,8 +20,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.policy.adapter import ModelAdapter
     from rlmesh_gym.policy.episodes import Boundaries
-    from rlmesh_gym.policy.planning.chunks import Lanes
-    from rlmesh_gym.policy.planning.ensemble import EnsembleReplay
+    from rlmesh_gym.policy.planning.chunks import ActionChunkReplay, Lanes
     from rlmesh_gym.policy.planning.plan import Plan
     from rlmesh_gym.policy.planning.schedule import PlanSchedule
     from rlmesh_gym.policy.stats import PolicyStats
@@ -36,23 +31,17 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class LanePlanner:
-    """The state of all lanes' plans.
+    """The state of all lanes' plans, and who asks the model for them.
 
     A step that raises leaves it as it was, but for episodes that began or ended meanwhile: no frame
-    is taken and no step counted, so the same step can be tried again.
-
-    Args:
-        adapter: Asks the model.
-        replay: Holds the frames.
-        schedule: Says which lanes get a plan.
-        filler: Leaves with one row, the action of lanes that are not running.
-        stats: Takes counts and times.
+    is taken and no step counted, so the same step can be tried again. ``filler`` has one row, the
+    action of lanes that are not running.
     """
 
     def __init__(
         self,
         adapter: ModelAdapter,
-        replay: ActionChunkReplay | EnsembleReplay,
+        replay: ActionChunkReplay,
         schedule: PlanSchedule,
         filler: Leaves,
         stats: PolicyStats,
@@ -67,7 +56,7 @@ class LanePlanner:
         self._delay = DelayEstimate()
         self._step = 0
         self._given_out_ns = 0
-        self._is_single = schedule.horizon == 1 and isinstance(replay, ActionChunkReplay)
+        self._is_single = schedule.horizon == 1 and not isinstance(replay, EnsembleReplay)
         self._keeps_plans = schedule.prefetch or not self._is_single
 
     def flush(self, lanes: Lanes = None) -> None:
@@ -79,29 +68,14 @@ class LanePlanner:
         self._stats.dropped_rows += self._ahead.drop_lanes(touched)
 
     def start_over(self, bounds: Boundaries) -> None:
-        """Plan every lane anew, after a step that was broken off at a place that nobody knows.
-
-        Args:
-            bounds: As for the :meth:`step` that follows.
-        """
+        """Plan every lane anew, after a step that was broken off at a place that nobody knows."""
         self._adapter.start_over(bounds)
         self.flush()
         if self._adapter.history is not None:
             self._adapter.history.begin(np.arange(self._replay.num_lanes), self._step)
 
     def step(self, observations: Leaves, bounds: Boundaries) -> Leaves:
-        """Give every lane its action for these observations.
-
-        Args:
-            observations: Leaves of all lanes.
-            bounds: Which lanes run, and which of them have just begun an episode.
-
-        Returns:
-            Leaves of all lanes, fresh.
-
-        Raises:
-            RemoteError: A plan could not be had.
-        """
+        """Give every lane its action for these observations, in fresh leaves."""
         if self._given_out_ns:
             self._delay.note_step(time.perf_counter_ns() - self._given_out_ns)
             self._given_out_ns = 0
@@ -134,30 +108,32 @@ class LanePlanner:
         chunk, _ = self._chunk(plan, observations, bounds)
         if every:
             return [np.ascontiguousarray(leaf[:, 0]) for leaf in chunk]
-        actions = [leaf.copy() for leaf in self._filler]
-        for whole, leaf in zip(actions, chunk, strict=True):
-            whole[running] = leaf[:, 0]
-        return actions
+        return self._fill_up(running, [leaf[:, 0] for leaf in chunk])
 
     def _replay_all(self, observations: Leaves, bounds: Boundaries, *, every: bool) -> Leaves:
         """Give every running lane its next frame, and a plan first where it has none."""
-        planned = self._fill(observations, bounds)
+        self._provide(observations, bounds)
         begun = time.perf_counter()
         if every:
-            actions = self._replay.pop()
+            actions: Leaves = self._replay.pop()
         else:
-            actions = [leaf.copy() for leaf in self._filler]
             running = np.flatnonzero(bounds.active)
-            for whole, leaf in zip(actions, self._replay.pop(running), strict=True):
-                whole[running] = leaf
+            actions = self._fill_up(running, self._replay.pop(running))
         self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
-        self._stats.replayed_rows += int((bounds.active & ~planned).sum())
+        self._stats.replayed_rows += int((bounds.active & (self._ages() > 0)).sum())
+        return actions
+
+    def _fill_up(self, running: NDArray[np.intp], frames: Leaves) -> Leaves:
+        """Return actions of all lanes: frames of those that run, the filler of the others."""
+        actions = [leaf.copy() for leaf in self._filler]
+        for whole, leaf in zip(actions, frames, strict=True):
+            whole[running] = leaf
         return actions
 
     def _turn(self, observations: Leaves, bounds: Boundaries) -> None:
         """Take in the episodes that ended and began."""
         if bounds.over:
-            self._adapter.evict(bounds.over)
+            self._adapter.evictions.end(bounds.over)
         if self._keeps_plans:
             stale = bounds.begun | ~bounds.active
             if any_true(stale):
@@ -168,11 +144,9 @@ class LanePlanner:
             history.prune(bounds.active)
             history.record(self._step, observations)
 
-    def _fill(self, observations: Leaves, bounds: Boundaries) -> NDArray[np.bool_]:
-        """See to it that every running lane has a frame; return those planned for it just now."""
-        planned = np.zeros(self._replay.num_lanes, np.bool_)
-        awaited = self._ahead.lanes()
-        plan = self._ask(observations, bounds, awaited)
+    def _provide(self, observations: Leaves, bounds: Boundaries) -> None:
+        """See to it that every running lane has a frame."""
+        plan = self._ask(observations, bounds)
         try:
             due = self._due(bounds)
             for early, rows in self._ahead.take(due, arrived=self._schedule.overlaps):
@@ -181,19 +155,26 @@ class LanePlanner:
             if plan is not None:
                 plan.give_up()
             raise
-        self._finish(plan, observations, bounds, planned)
+        self._finish(plan, observations, bounds)
         # A prefetched plan may have come too late to have a frame left, or have been refused.
-        plan = self._ask(observations, bounds, planned | self._ahead.lanes())
-        self._finish(plan, observations, bounds, planned)
-        return planned
+        self._finish(self._ask(observations, bounds), observations, bounds)
 
-    def _finish(
-        self,
-        plan: Plan | None,
-        observations: Leaves,
-        bounds: Boundaries,
-        planned: NDArray[np.bool_],
-    ) -> None:
+    def _ask(self, observations: Leaves, bounds: Boundaries) -> Plan | None:
+        asked = self._ahead.lanes()
+        due = self._due(bounds) & ~asked
+        if not due.any():
+            return None
+        due |= ~asked & self._schedule.along(bounds.active, self._replay.remaining, self._ages())
+        return self._adapter.plan(np.flatnonzero(due), observations, bounds, self._step)
+
+    def _due(self, bounds: Boundaries) -> NDArray[np.bool_]:
+        return self._schedule.due(bounds.active, self._replay.remaining, self._ages())
+
+    def _ages(self) -> NDArray[np.int64]:
+        """Steps since the observation of each lane's newest plan, 0 for those planned just now."""
+        return self._step - self._plan_steps
+
+    def _finish(self, plan: Plan | None, observations: Leaves, bounds: Boundaries) -> None:
         if plan is None:
             return
         chunk, counts = self._chunk(plan, observations, bounds)
@@ -201,7 +182,6 @@ class LanePlanner:
         self._replay.load(plan.lanes, chunk, counts=counts)
         self._plan_steps[plan.lanes] = plan.step
         self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
-        planned[plan.lanes] = True
 
     def _chunk(
         self, plan: Plan, observations: Leaves, bounds: Boundaries
@@ -214,30 +194,15 @@ class LanePlanner:
                 raise
             plan = self._adapter.plan(plan.lanes, observations, bounds, self._step)
             chunk, counts = plan.chunk()
-        self._learn(plan, chunk, counts)
+        self._learn(plan, chunk)
         return chunk, counts
 
-    def _due(self, bounds: Boundaries) -> NDArray[np.bool_]:
-        return self._schedule.due(bounds.active, self._replay.remaining, self._ages())
-
-    def _ages(self) -> NDArray[np.int64]:
-        return self._step - self._plan_steps
-
-    def _ask(
-        self, observations: Leaves, bounds: Boundaries, barred: NDArray[np.bool_]
-    ) -> Plan | None:
-        due = self._due(bounds) & ~barred
-        if not due.any():
-            return None
-        due |= ~barred & self._schedule.along(bounds.active, self._replay.remaining, self._ages())
-        return self._adapter.plan(np.flatnonzero(due), observations, bounds, self._step)
-
-    def _learn(self, plan: Plan, chunk: Leaves, counts: NDArray[np.intp]) -> None:
+    def _learn(self, plan: Plan, chunk: Leaves) -> None:
         self._adapter.learn(plan)
         if self._schedule.prefetch:
             self._delay.note_answer(plan.elapsed_ns)
         if self._adapter.watcher is not None:
-            self._adapter.watcher.planned(plan, chunk, counts)
+            self._adapter.watcher.planned(plan, chunk)
 
     def _load_early(self, plan: Plan, rows: NDArray[np.intp]) -> None:
         is_new = plan.num_frames == 0
@@ -248,7 +213,7 @@ class LanePlanner:
                 raise
             return  # Those of its lanes that are due are asked for one by one.
         if is_new:
-            self._learn(plan, chunk, counts)
+            self._learn(plan, chunk)
         # Exactly the frames of the steps that the lane has taken since it was seen.
         passed = self._step - plan.step
         lanes = plan.lanes[rows]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlmesh_gym.codec import LeavesValue
 from rlmesh_gym.errors import CodecError, DeadlineError, ModelError, RemoteError
 
 if TYPE_CHECKING:
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rlmesh_gym.codec import SpaceCodec
+    from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.policy.stats import PolicyStats
     from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["ActionReader", "Plan"]
+__all__ = ["AnswerReader", "Plan"]
 
 
-class ActionReader:
+class AnswerReader:
     """Turns predict answers into checked action chunks.
 
     NaN and values outside a Discrete or MultiDiscrete are errors. Values outside a Box or Text that
@@ -32,53 +33,105 @@ class ActionReader:
         codec: Codec of one action.
         horizon: Frames taken of an answer; further ones are not even decoded.
         warn: Called with a text when an action is out of bounds, once per leaf.
+        explain: Names endpoint, env and episodes in an error, and returns it.
+        on_answer: Called with each answer that came, before it is read; may refuse it.
     """
 
-    def __init__(self, codec: SpaceCodec, horizon: int, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        codec: SpaceCodec,
+        horizon: int,
+        stats: PolicyStats,
+        *,
+        warn: Callable[[str], None],
+        explain: Callable[[RemoteError, Sequence[str]], RemoteError],
+        on_answer: Callable[[AnyPending, Any], None],
+    ) -> None:
         self._codec = codec
         self._horizon = horizon
+        self._stats = stats
         self._warn = warn
+        self._explain = explain
+        self._on_answer = on_answer
         self._told: set[str] = set()
 
-    def read(self, actions: Sequence[Any], num_rows: int) -> list[NDArray[Any]]:
-        """Read the frames of one answer.
-
-        Args:
-            actions: One ``SpaceValue`` per frame, at least one.
-            num_rows: Rows of each.
+    def read(
+        self, pending: AnyPending, episode_ids: Sequence[str], deadline: float | None
+    ) -> list[NDArray[Any]]:
+        """Wait for one answer with a row per episode, and read its frames; see :class:`Plan`.
 
         Returns:
-            Leaves of shape ``(frames, num_rows, *shape)``, fresh.
-
-        Raises:
-            CodecError: No frames, other rows, malformed values, NaN or a value outside its domain.
+            Leaves of shape ``(frames, rows, *shape)``, fresh.
         """
+        begun = time.perf_counter()
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            response = pending.result(left)
+        except DeadlineError as error:
+            waited = pending.elapsed_ns / 1e9
+            late = DeadlineError(
+                f"predict: no answer within {waited:.3g} s; the model may still be at work and "
+                "what it answers is dropped, raise timeouts.predict for slow ones",
+                endpoint=error.endpoint,
+                operation="predict",
+            )
+            raise self._explain(late, episode_ids) from error
+        except RemoteError as error:
+            self._explain(error, episode_ids)
+            raise
+        came = time.perf_counter()
+        try:
+            self._on_answer(pending, response)
+            frames = self._frames(response.actions, len(episode_ids))
+        except CodecError as error:
+            invalid = ModelError(
+                f"predict: the answer is not valid: {error}",
+                endpoint=pending.endpoint,
+                operation="predict",
+                code="INVALID_RESPONSE",
+                is_recoverable=True,
+            )
+            raise self._explain(invalid, episode_ids) from error
+        envelope: Any = pending.response
+        spent = self._stats.milliseconds
+        spent["wait"] += 1e3 * (came - begun)
+        spent["decode"] += 1e3 * (time.perf_counter() - came)
+        spent["endpoint"] += envelope.endpoint_total_ns / 1e6
+        spent["model"] += envelope.user_ns / 1e6
+        return frames
+
+    def _frames(self, actions: Sequence[Any], num_rows: int) -> list[NDArray[Any]]:
         frames = actions[: self._horizon]
         if not frames:
             message = "the answer holds no action frame, at least one is expected"
             raise CodecError(message, path="actions")
+        if isinstance(frames[0], LeavesValue) and len(frames) == 1:
+            # Handed over by a session of this process, which has checked them and made copies.
+            leaves = self._codec.view(frames[0], num_rows)
+            self._tell_out_of_bounds(leaves)
+            return [leaf[np.newaxis] for leaf in leaves]
         leaves = self._codec.empty(len(frames) * num_rows)
-        for place, frame in enumerate(frames):
-            self._read_frame(frame, place, leaves, num_rows)
+        place = 0
+        try:
+            for place, frame in enumerate(frames):
+                self._codec.decode_into(frame, leaves, place * num_rows, num_rows)
+        except CodecError as error:
+            message = f"{error}; {num_rows} rows were asked for"
+            raise CodecError(message, path=f"actions[{place}]") from error
         for index, path, detail in self._codec.out_of_domain(leaves)[:1]:
             frame_index, row = divmod(index, num_rows)
             message = f"row {row} at {path}: {detail}"
             raise CodecError(message, path=f"actions[{frame_index}]")
-        if len(self._told) < len(self._codec.paths):
-            for _, path, detail in self._codec.out_of_bounds(leaves):
-                if path not in self._told:
-                    self._told.add(path)
-                    self._warn(f"{path}: {detail}")
+        self._tell_out_of_bounds(leaves)
         return [leaf.reshape(len(frames), num_rows, *leaf.shape[1:]) for leaf in leaves]
 
-    def _read_frame(
-        self, frame: Any, place: int, leaves: list[NDArray[Any]], num_rows: int
-    ) -> None:
-        try:
-            self._codec.decode_into(frame, leaves, place * num_rows, num_rows)
-        except CodecError as error:
-            message = f"{error}; {num_rows} rows were asked for"
-            raise CodecError(message, path=f"actions[{place}]") from error
+    def _tell_out_of_bounds(self, leaves: Leaves) -> None:
+        if len(self._told) == len(self._codec.paths):
+            return
+        for _, path, detail in self._codec.out_of_bounds(leaves):
+            if path not in self._told:
+                self._told.add(path)
+                self._warn(f"{path}: {detail}")
 
 
 class Plan:
@@ -89,18 +142,11 @@ class Plan:
         episode_ids: Episode of each of them.
         step: The policy's step whose observations were sent.
         requests: For each request, its rows as positions in ``lanes`` and what is pending.
-        reader: Turns answers into actions.
         deadline: When the answers must be there, by ``time.monotonic()``; None for never.
-        stats: Takes the times.
-        explain: Names endpoint, env and episodes in an error.
         on_failure: Called with the plan, positions in ``lanes`` and the error, if any, for rows
             that fail or are given up; once for every row at most.
-        on_answer: Called with each answer that came, before it is read; may refuse it.
 
     Attributes:
-        lanes: The lanes.
-        episode_ids: Episode of each of them.
-        step: The step whose observations were sent.
         num_frames: Most frames of any answer; 0 until :meth:`chunk` has returned.
     """
 
@@ -111,12 +157,9 @@ class Plan:
         step: int,
         requests: Sequence[tuple[NDArray[np.intp], AnyPending]],
         *,
-        reader: ActionReader,
+        reader: AnswerReader,
         deadline: float | None,
-        stats: PolicyStats,
-        explain: Callable[[RemoteError, Sequence[str]], None],
         on_failure: Callable[[Plan, NDArray[np.intp], BaseException | None], None],
-        on_answer: Callable[[AnyPending, Any], None],
     ) -> None:
         self.lanes = lanes
         self.episode_ids: tuple[str, ...] = tuple(episode_ids)
@@ -125,11 +168,8 @@ class Plan:
         self._requests = requests
         self._reader = reader
         self._deadline = deadline
-        self._stats = stats
-        self._explain = explain
         self._on_failure = on_failure
-        self._on_answer = on_answer
-        self._is_wanted = np.ones(len(lanes), np.bool_)
+        self._is_wanted: NDArray[np.bool_] | None = None  # All of them.
         self._chunk: tuple[list[NDArray[Any]], NDArray[np.intp]] | None = None
 
     @property
@@ -165,7 +205,16 @@ class Plan:
         """
         if self._chunk is None:
             try:
-                answers = [self._read(rows, pending) for rows, pending in self._requests]
+                answers = [
+                    self._reader.read(
+                        pending,
+                        self.episode_ids
+                        if len(self._requests) == 1
+                        else [self.episode_ids[row] for row in rows],
+                        self._deadline,
+                    )
+                    for rows, pending in self._requests
+                ]
             except BaseException as error:
                 self.give_up(error)
                 raise
@@ -177,70 +226,31 @@ class Plan:
     ) -> None:
         """Let answers go unread; nothing changes where :meth:`chunk` has returned.
 
-        Args:
-            error: What was wrong with them, if anything.
-            rows: Mask of the rows, ``(k,)``; None for all.
+        ``rows`` is a mask ``(k,)``, None for all; ``error`` is what was wrong, if anything.
         """
         if self._chunk is not None:
             return
-        given_up = self._is_wanted if rows is None else self._is_wanted & rows
-        self._is_wanted = self._is_wanted & ~given_up
+        wanted = self._is_wanted if self._is_wanted is not None else np.ones(len(self.lanes), bool)
+        given_up = wanted if rows is None else wanted & rows
+        self._is_wanted = wanted & ~given_up
         self._on_failure(self, np.flatnonzero(given_up), error)
-
-    def _read(self, rows: NDArray[np.intp], pending: AnyPending) -> list[NDArray[Any]]:
-        ids = [self.episode_ids[row] for row in rows]
-        begun = time.perf_counter()
-        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        try:
-            response = pending.result(left)
-        except DeadlineError as error:
-            waited = pending.elapsed_ns / 1e9
-            late = DeadlineError(
-                f"predict: no answer within {waited:.3g} s; the model may still be at work and "
-                "what it answers is dropped, raise timeouts.predict for slow ones",
-                endpoint=error.endpoint,
-                operation="predict",
-            )
-            self._explain(late, ids)
-            raise late from error
-        except RemoteError as error:
-            self._explain(error, ids)
-            raise
-        waited_until = time.perf_counter()
-        try:
-            self._on_answer(pending, response)
-            frames = self._reader.read(response.actions, len(rows))
-        except CodecError as error:
-            invalid = ModelError(
-                f"predict: the answer is not valid: {error}",
-                endpoint=pending.endpoint,
-                operation="predict",
-                code="INVALID_RESPONSE",
-                is_recoverable=True,
-            )
-            self._explain(invalid, ids)
-            raise invalid from error
-        self._count(pending.response, waited_until - begun, time.perf_counter() - waited_until)
-        return frames
-
-    def _count(self, envelope: Any, waited: float, decoding: float) -> None:
-        spent = self._stats.milliseconds
-        spent["wait"] += 1e3 * waited
-        spent["decode"] += 1e3 * decoding
-        spent["endpoint"] += envelope.endpoint_total_ns / 1e6
-        spent["model"] += envelope.user_ns / 1e6
 
     def _join(
         self, answers: Sequence[list[NDArray[Any]]]
     ) -> tuple[list[NDArray[Any]], NDArray[np.intp]]:
         """Bring ``(frames, rows, ...)`` per request into ``(k, frames, ...)`` for all lanes."""
-        counts = np.zeros(len(self.lanes), np.intp)
-        for (rows, pending), answer in zip(self._requests, answers, strict=True):
-            # An action space without leaves still has frames, which only the message shows.
-            counts[rows] = answer[0].shape[0] if answer else len(pending.result(0).actions)
-        self.num_frames = int(counts.max(initial=0))
+        # An action space without leaves still has frames, which only the message shows.
+        frames = [
+            answer[0].shape[0] if answer else len(pending.result(0).actions)
+            for (_, pending), answer in zip(self._requests, answers, strict=True)
+        ]
+        self.num_frames = max(frames)
         if len(answers) == 1:
+            counts = np.full(len(self.lanes), self.num_frames, np.intp)
             return [leaf.swapaxes(0, 1) for leaf in answers[0]], counts
+        counts = np.empty(len(self.lanes), np.intp)
+        for (rows, _), count in zip(self._requests, frames, strict=True):
+            counts[rows] = count
         joined = [
             np.zeros((len(self.lanes), self.num_frames, *leaf.shape[2:]), leaf.dtype)
             for leaf in answers[0]

@@ -1,7 +1,9 @@
-"""Plans asked for ahead of time, and which of their rows are still wanted."""
+"""Plans asked for ahead of time: when, and which of their rows are still wanted."""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,38 +15,65 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.policy.planning.plan import Plan
 
-__all__ = ["PrefetchedPlans"]
+__all__ = ["DelayEstimate", "PrefetchedPlans"]
+
+
+class DelayEstimate:
+    """How many env steps a model's answer takes, judged by the last few of both.
+
+    The first answer is left out, since a model often compiles or loads on its first call. The
+    latency taken is the window's upper quartile, so that most answers are in time; the step time is
+    its median, so that a pause in the user's loop does not count.
+    """
+
+    def __init__(self, window: int = 16) -> None:
+        self._answers: deque[int] = deque(maxlen=window)
+        self._steps: deque[int] = deque(maxlen=window)
+        self._is_warm = False
+
+    def note_answer(self, elapsed_ns: int) -> None:
+        """Count the nanoseconds from a request to its answer."""
+        if self._is_warm:
+            self._answers.append(elapsed_ns)
+        self._is_warm = True
+
+    def note_step(self, elapsed_ns: int) -> None:
+        """Count the nanoseconds from giving out actions to the next observations."""
+        self._steps.append(elapsed_ns)
+
+    def frames(self, horizon: int) -> int:
+        """Give the frames that a lane uses up while it waits for an answer, at least 1.
+
+        At most half the horizon, which is also the answer while nothing is known: a chunk asked for
+        earlier than that has lost more frames when it arrives than it has left, and the next one is
+        late by just as much.
+        """
+        most = max(1, horizon // 2)
+        if not self._answers or not self._steps:
+            return most
+        answer = float(np.quantile(self._answers, 0.75))
+        step = float(np.median(self._steps))
+        if answer >= step * most:
+            return most
+        return max(1, math.ceil(answer / step))
 
 
 class PrefetchedPlans:
     """Plans in flight or arrived, whose lanes still replay what they had.
 
     A lane is in at most one of them. A row whose episode has ended is never taken.
-
-    Args:
-        num_lanes: Number of lanes.
     """
 
     def __init__(self, num_lanes: int) -> None:
         self._num_lanes = num_lanes
         self._plans: list[tuple[Plan, NDArray[np.bool_]]] = []
 
-    def __len__(self) -> int:
-        return len(self._plans)
-
     def add(self, plan: Plan) -> None:
         """Keep a plan until all its rows are taken or have become useless."""
         self._plans.append((plan, np.ones(len(plan.lanes), np.bool_)))
 
     def drop_lanes(self, lanes: NDArray[np.bool_]) -> int:
-        """Give up the rows of lanes, since they would act on what is no longer so.
-
-        Args:
-            lanes: Mask over all lanes.
-
-        Returns:
-            How many rows were given up.
-        """
+        """Give up the rows of a mask's lanes, as they are out of date; return how many."""
         dropped = 0
         for plan, is_open in self._plans:
             useless = is_open & lanes[plan.lanes]
@@ -64,16 +93,10 @@ class PrefetchedPlans:
     def take(
         self, due: NDArray[np.bool_], *, arrived: bool
     ) -> Generator[tuple[Plan, NDArray[np.intp]], None, None]:
-        """Hand out the rows of lanes that are due.
+        """Hand out plans with the positions of their rows for lanes that are due.
 
-        A plan that fails when it is read is dropped with all its rows.
-
-        Args:
-            due: Mask of the lanes that cannot act otherwise.
-            arrived: Hand out all rows of plans that are answered too.
-
-        Yields:
-            A plan, and the positions of its rows. Reading its chunk may have to wait.
+        With ``arrived``, all rows of plans that are answered too. Reading a plan may have to wait;
+        one that fails then is dropped with all its rows.
         """
         for entry in list(self._plans):
             plan, is_open = entry

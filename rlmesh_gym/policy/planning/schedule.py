@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.model import MAX_EXECUTION_HORIZON
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAX_EXECUTION_HORIZON", "PlanSchedule"]
-
-MAX_EXECUTION_HORIZON = 1024
-"""The protocol's bound on the number of frames that one prediction may hold."""
+__all__ = ["PlanSchedule"]
 
 
 class PlanSchedule:
-    """The rules of planning.
+    """The rules of planning, on arrays with an element per lane.
+
+    ``active`` lanes have a running episode, ``remaining`` frames are left of their chunk, and the
+    observation of their newest plan is ``ages`` steps old.
 
     - A running lane with nothing left is due.
     - So is one whose newest plan is ``replan_interval`` steps old.
@@ -30,15 +31,6 @@ class PlanSchedule:
         replan_interval: Steps after which a lane is planned again; None for ``horizon``.
         coalesce: Frames that a lane may have left to go along with a request.
         prefetch: Plans are asked for ahead of time, so the interval makes no lane due at once.
-
-    Attributes:
-        horizon: Frames replayed of one chunk.
-        replan_interval: Steps after which a lane is planned again.
-        coalesce: Frames that a lane may have left to go along.
-        prefetch: Plans are asked for ahead of time.
-
-    Raises:
-        ConfigurationError: A number out of range.
     """
 
     def __init__(
@@ -78,16 +70,7 @@ class PlanSchedule:
     def due(
         self, active: NDArray[np.bool_], remaining: NDArray[np.intp], ages: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Give the lanes that need a plan before they can act.
-
-        Args:
-            active: Running lanes, bool ``(n,)``.
-            remaining: Frames left, ``(n,)``.
-            ages: Steps since the observation of each lane's newest plan, ``(n,)``.
-
-        Returns:
-            Mask ``(n,)``, without those that merely go along.
-        """
+        """Return a mask of the lanes that need a plan before they can act."""
         due: NDArray[np.bool_] = active & (remaining == 0)
         if self.overlaps and not self.prefetch:
             due |= active & (ages >= self.replan_interval)
@@ -96,16 +79,10 @@ class PlanSchedule:
     def along(
         self, active: NDArray[np.bool_], remaining: NDArray[np.intp], ages: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Give the lanes that go along with a request that goes out anyway.
+        """Return a mask of the lanes that go along with a request that goes out anyway.
 
-        Args:
-            active: Running lanes, bool ``(n,)``.
-            remaining: Frames left, ``(n,)``.
-            ages: As for :meth:`due`. A lane planned from this very observation, age 0, stays: that
-                is one whose neighbours' request failed, so that the step is tried again.
-
-        Returns:
-            Mask ``(n,)``.
+        A lane planned from this very observation, age 0, stays: that is one whose neighbours'
+        request failed, so that the step is tried again.
         """
         return active & (remaining <= self.coalesce) & (ages > 0)
 
@@ -116,17 +93,11 @@ class PlanSchedule:
         ages: NDArray[np.int64],
         delay: int,
     ) -> NDArray[np.bool_]:
-        """Give the lanes whose next plan must be asked for now to be there in time.
+        """Return a mask of the lanes that must ask now to have their next plan in time.
 
-        Args:
-            active: Running lanes, bool ``(n,)``.
-            remaining: Frames left after this step's, ``(n,)``.
-            ages: As for :meth:`due`. A lane planned from this very observation, age 0, is never
-                among the answer: a second plan from it would tell nothing new.
-            delay: Steps that an answer takes.
-
-        Returns:
-            Mask ``(n,)``; lanes that go along are included.
+        Those that go along are included. A lane planned from this very observation, age 0, is never
+        among them: a second plan from it would tell nothing new. ``remaining`` is what is left
+        after this step, and an answer takes ``delay`` steps.
         """
         old = active & (ages > 0)
         ahead = remaining < delay

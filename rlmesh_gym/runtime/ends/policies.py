@@ -10,6 +10,7 @@ from rlmesh_gym.codec import EnvSpec, split_metadata
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy import RemotePolicy
 from rlmesh_gym.policy.adapter import RowGrouping
+from rlmesh_gym.policy.episodes import Episodes
 from rlmesh_gym.policy.lane_policy import LanePolicy
 from rlmesh_gym.policy.planning.schedule import PlanSchedule
 from rlmesh_gym.rpc import LOCAL, ModelSession, Timeouts
@@ -183,7 +184,7 @@ class SessionPolicy(RunPolicy):
             self._session = None
 
 
-class WholePolicy(RunPolicy):
+class WholePolicy(RunPolicy, Episodes):
     """A :class:`~rlmesh_gym.RemotePolicy`, played exactly as a loop of the user's own would.
 
     Its schedule, its ensemble, its connection and its timeouts count, and a subclass's ``predict``
@@ -255,12 +256,6 @@ class WholePolicy(RunPolicy):
         if self._bounds is None:
             raise ConfigurationError("predict: the policy plays in a run now, and only there")
         return self._bounds
-
-    def restart(self, lanes: Any) -> None:
-        """Leave episodes as they are: the run knows when one begins."""
-
-    def observe_step(self, terminations: Any, truncations: Any) -> None:
-        """Leave episodes as they are: the run knows when one ends."""
 
     def release(self, reason: str, timeout: float) -> None:
         """Give the policy back; its adapter stays."""

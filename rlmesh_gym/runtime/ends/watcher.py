@@ -132,9 +132,9 @@ class RunWatcher:
             told = answer.HasField("held_state_bytes")
             self._context.note_held(answer.held_episodes, answer.held_state_bytes if told else None)
 
-    def planned(self, plan: Plan, chunk: Leaves, counts: NDArray[np.intp]) -> None:
+    def planned(self, plan: Plan, chunk: Leaves) -> None:
         """Emit ``action_received``."""
-        num_frames = int(counts.max(initial=0))
+        num_frames = plan.num_frames
         self.calls += plan.num_requests
         self.rows += len(plan.lanes)
         self.most_frames = max(self.most_frames, num_frames)

@@ -52,7 +52,7 @@ class ServedLanes(ServedEnv):
     ) -> None:
         self.envs: list[gym.Env[Any, Any]] = list(envs)
         first = check_equal_spaces(self.envs)
-        self.base = first.unwrapped
+        self.base: Any = first.unwrapped
         self.observation_codec: SpaceCodec = SpaceCodec(first.observation_space)
         self.action_codec: SpaceCodec = SpaceCodec(first.action_space)
         self._is_discrete = isinstance(first.action_space, Discrete)
