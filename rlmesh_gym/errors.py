@@ -230,8 +230,8 @@ class EnvError(RemoteError):
         self.code = code
         self.is_recoverable = is_recoverable
         self.debug_info = debug_info
-        self.lanes = tuple(lanes)
-        self.interrupted_episodes = tuple(interrupted_episodes)
+        self.lanes: tuple[int, ...] = tuple(lanes)
+        self.interrupted_episodes: tuple[str, ...] = tuple(interrupted_episodes)
 
 
 class ModelError(RemoteError):
@@ -262,4 +262,4 @@ class ModelError(RemoteError):
         self.is_recoverable = is_recoverable
         self.debug_info = debug_info
         self.env_id = env_id
-        self.episode_ids = tuple(episode_ids)
+        self.episode_ids: tuple[str, ...] = tuple(episode_ids)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EPILOG", "configure", "execute"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _WARM_UP = 20
 _ACTIONS = 64  # Batches sampled beforehand, so that sampling is not measured.
@@ -96,7 +96,7 @@ def _local(env_id: str, num_envs: int, kind: str) -> gym.vector.VectorEnv[Any, A
     try:
         return gym.make_vec(env_id, num_envs=num_envs, vectorization_mode=kind)
     except Exception:  # Whatever the environment raises, it is not there to compare with.
-        logger.debug("%s cannot be made here", env_id, exc_info=True)
+        _logger.debug("%s cannot be made here", env_id, exc_info=True)
         return None
 
 

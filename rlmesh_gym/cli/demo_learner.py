@@ -24,8 +24,8 @@ class Network:
             rng.standard_normal((inputs + 1, outputs)) * scale * ([[1]] * inputs + [[0]])
             for inputs, outputs, scale in zip(sizes[:-1], sizes[1:], scales, strict=True)
         ]
-        self.moments = [np.zeros((2, *weight.shape)) for weight in self.weights]
-        self.updates = 0
+        self.moments: list[Array] = [np.zeros((2, *weight.shape)) for weight in self.weights]
+        self.updates: int = 0
 
     def forward(self, x: Array) -> tuple[Array, list[Array]]:
         """Outputs for a batch, and the layers' inputs, which ``step`` needs."""
@@ -55,10 +55,10 @@ class PPO:
     """Proximal policy optimisation for discrete actions."""
 
     def __init__(self, inputs: int, actions: int, *, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
+        self.rng: np.random.Generator = np.random.default_rng(seed)
         # Products of larger layers go to a second thread, which a busy machine has no time for.
-        self.actor = Network((inputs, 32, 32, actions), 0.01, self.rng)
-        self.critic = Network((inputs, 32, 32, 1), 0.2, self.rng)
+        self.actor: Network = Network((inputs, 32, 32, actions), 0.01, self.rng)
+        self.critic: Network = Network((inputs, 32, 32, 1), 0.2, self.rng)
 
     def act(self, observations: Array) -> tuple[Array, Array, Array]:
         """Sampled actions, their log probabilities and the values, one per row."""

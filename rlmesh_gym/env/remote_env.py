@@ -48,6 +48,9 @@ class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
         ProtocolError: Something else does.
     """
 
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    render_mode: str | None
     # For gymnasium.make, which looks at the class before there is an endpoint to ask.
     metadata: dict[str, Any] = {  # noqa: RUF012 - Gymnasium's form
         "render_modes": ["rgb_array"],

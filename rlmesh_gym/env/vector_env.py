@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium import logger
@@ -29,6 +29,7 @@ from rlmesh_gym.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gymnasium import Space
     from numpy.typing import NDArray
     from typing_extensions import Self
 
@@ -88,6 +89,17 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         ProtocolError: Something else does.
     """
 
+    num_envs: int
+    autoreset_mode: AutoresetMode
+    metadata: dict[str, Any]
+    render_mode: str | None
+    single_observation_space: Space[Any]
+    single_action_space: Space[Any]
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    copy: bool
+    closed: bool
+
     def __init__(
         self,
         address: str | None = None,
@@ -100,7 +112,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         token: str | None = None,
         tls: TLSLike = None,
         timeouts: TimeoutsLike = None,
-        on_failure: str = "raise",
+        on_failure: Literal["raise", "restart"] = "raise",
         copy: bool = True,
         workers: int = 1,
         max_episode_steps: int | None = None,

@@ -89,7 +89,9 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
         observations, infos = self.envs.reset(seed=seeds, options=self._common_options())
         self._reset_seeds()
         self._reset_options()
-        self.reset_infos = [lane_info(infos, i, self.num_envs) for i in range(self.num_envs)]
+        self.reset_infos: list[dict[str, Any]] = [
+            lane_info(infos, i, self.num_envs) for i in range(self.num_envs)
+        ]
         return observations
 
     def _common_options(self) -> dict[str, Any] | None:

@@ -88,10 +88,10 @@ class ModelAdapter:
     ) -> None:
         self.session = session
         self.env_id = env_id
-        self.grouping = grouping or RowGrouping.UNKNOWN
+        self.grouping: RowGrouping = grouping or RowGrouping.UNKNOWN
         self.native_chunk: int | None = None
         self.history: ObservationHistory | None = None
-        self.evictions = EpisodeEvictions(session, env_id, stats, warn)
+        self.evictions: EpisodeEvictions = EpisodeEvictions(session, env_id, stats, warn)
         self.watcher: PlanWatcher | None = None
         self._finds_grouping = grouping is None
         self._env_spec = env_spec

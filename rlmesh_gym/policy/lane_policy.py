@@ -60,10 +60,10 @@ class LanePolicy:
         warn: Callable[[str], None] = warn_caller,
     ) -> None:
         observation_codec, action_codec = codecs
-        self.stats = PolicyStats()
-        self.filler = filler_action(action_codec)
+        self.stats: PolicyStats = PolicyStats()
+        self.filler: Leaves = filler_action(action_codec)
         replay = make_replay(num_envs, schedule.horizon, self.filler, ensemble)
-        self.adapter = ModelAdapter(
+        self.adapter: ModelAdapter = ModelAdapter(
             session,
             env_id=env_id,
             env_spec=env_spec,
@@ -75,7 +75,9 @@ class LanePolicy:
             grouping=grouping,
             warn=warn,
         )
-        self.planner = LanePlanner(self.adapter, replay, schedule, self.filler, self.stats)
+        self.planner: LanePlanner = LanePlanner(
+            self.adapter, replay, schedule, self.filler, self.stats
+        )
         self._is_torn = False  # A call was broken off halfway, as by Ctrl-C.
 
     def act(self, observations: Leaves, look: Callable[[], Boundaries]) -> Leaves:

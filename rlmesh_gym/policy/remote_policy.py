@@ -143,20 +143,20 @@ class RemotePolicy:
         schedule = PlanSchedule(execution_horizon, replan_interval, coalesce, prefetch=prefetch)
         check_rule(ensemble)
         view = view_env(envs, single_observation_space, single_action_space, num_envs)
-        self.num_envs = view.num_envs
-        self.single_observation_space = view.single_observation_space
-        self.single_action_space = view.single_action_space
+        self.num_envs: int = view.num_envs
+        self.single_observation_space: gymnasium.Space[Any] = view.single_observation_space
+        self.single_action_space: gymnasium.Space[Any] = view.single_action_space
         self.execution_horizon = execution_horizon
-        self.env_id = str(uuid6.uuid7())
-        self.closed = False
+        self.env_id: str = str(uuid6.uuid7())
+        self.closed: bool = False
         self._episodes = self._own_episodes = view.episodes
-        self.codecs = (
+        self.codecs: tuple[SpaceCodec, SpaceCodec] = (
             SpaceCodec(view.single_observation_space, "observation"),
             SpaceCodec(view.single_action_space, "action"),
         )
         session = ModelSession.open(address, token=token, tls=tls, timeouts=timeouts)
-        self.endpoint = session.endpoint
-        self.lane_policy = LanePolicy(
+        self.endpoint: str = session.endpoint
+        self.lane_policy: LanePolicy = LanePolicy(
             session,
             env_id=self.env_id,
             env_spec=view.env_spec,

@@ -88,8 +88,8 @@ class InProcessSession:
     def __init__(self) -> None:
         self.endpoint = LOCAL
         self.capabilities: dict[str, str] = {}
-        self.timeouts = Timeouts()
-        self.is_closed = False
+        self.timeouts: Timeouts = Timeouts()
+        self.is_closed: bool = False
         self._interruption: Error | None = None
 
     @staticmethod

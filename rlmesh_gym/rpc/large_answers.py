@@ -35,7 +35,7 @@ class RawValue:
     __slots__ = ("leaves",)
 
     def __init__(self, leaves: list[memoryview]) -> None:
-        self.leaves = leaves
+        self.leaves: list[memoryview[int]] = leaves
 
 
 class _Overlay:

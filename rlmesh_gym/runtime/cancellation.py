@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cancellation", "CancellationWatch", "CancelledRunError", "EventLike"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -181,7 +181,7 @@ def _settle(aside: Future[T], function: Callable[[], T], discard: Callable[[T], 
     try:
         discard(value)
     except Exception:
-        logger.exception("undoing what came too late failed")
+        _logger.exception("undoing what came too late failed")
 
 
 def _cancelled() -> CancelledRunError:

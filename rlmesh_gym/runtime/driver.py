@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rlmesh_gym.runtime.cancellation import EventLike
+    from rlmesh_gym.runtime.ends.finding import RunEnv
+    from rlmesh_gym.runtime.ends.policies import RunPolicy
     from rlmesh_gym.runtime.hooks.table import RuntimeHooks
     from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
@@ -60,9 +62,9 @@ class RuntimeDriver:
         hooks: RuntimeHooks | Iterable[RuntimeHooks] | None = None,
     ) -> None:
         self.spec = spec
-        self.envs = find_envs(env)
-        self.policy = find_policy(model)
-        self.hooks = as_hooks(hooks)
+        self.envs: tuple[RunEnv, ...] = find_envs(env)
+        self.policy: RunPolicy = find_policy(model)
+        self.hooks: tuple[RuntimeHooks, ...] = as_hooks(hooks)
 
     def run(
         self,

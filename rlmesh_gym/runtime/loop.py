@@ -79,8 +79,8 @@ class RunLoop:
         check: Callable[[], None],
     ) -> None:
         self.episodes: list[EpisodeRecord] = []
-        self.total_steps = 0
-        self.total_reward = 0.0
+        self.total_steps: int = 0
+        self.total_reward: float = 0.0
         self._context = context
         self._plan = context.plan
         self._hooks = context.hooks

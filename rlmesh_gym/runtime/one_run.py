@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OneRun"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class OneRun:
@@ -308,7 +308,7 @@ class OneRun:
         except Error as error:
             self.hooks.log(logging.WARNING, f"{what} failed: {error}")
         except Exception as error:
-            logger.exception("%s failed", what)
+            _logger.exception("%s failed", what)
             self.hooks.log(logging.WARNING, f"{what} failed: {type(error).__name__}: {error}")
 
     # Reporting
@@ -354,7 +354,7 @@ def _cancel_text(cancellation: EventLike | None, reason: Any) -> str:
     try:
         text = reason() if callable(reason) else reason
     except Exception:
-        logger.exception("asking for the reason of the cancellation failed")
+        _logger.exception("asking for the reason of the cancellation failed")
         text = None
     if text is None:
         text = getattr(cancellation, "reason", None)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reservoir", "Telemetry", "TelemetryTicker", "nearest_rank", "timing_of_answer"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _SHORTEST_WINDOW = 0.001  # Seconds.
 _WINDOW_SAMPLES, _SESSION_SAMPLES = 1024, 4096  # Kept per metric.
@@ -261,4 +261,4 @@ class TelemetryTicker:
             try:
                 self._deliver(snapshot)
             except Exception:
-                logger.exception("delivering a telemetry window failed")
+                _logger.exception("delivering a telemetry window failed")

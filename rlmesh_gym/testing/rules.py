@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym._proto.spaces.v1 import value_pb2
+    from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.rpc import EnvSession, Pending
 
 __all__ = ["BrokenRuleError", "EnvProbe"]
@@ -40,11 +41,11 @@ class EnvProbe:
     def __init__(self, session: EnvSession, timeout: float) -> None:
         self.rule = "reset"
         self.session = session
-        self.contract = session.contract
-        self.num_envs = session.contract.num_envs
+        self.contract: EnvContract = session.contract
+        self.num_envs: int = session.contract.num_envs
         self.timeout = timeout
-        self.observations = SpaceCodec(self.contract.single_observation_space)
-        self.actions = SpaceCodec(self.contract.single_action_space)
+        self.observations: SpaceCodec = SpaceCodec(self.contract.single_observation_space)
+        self.actions: SpaceCodec = SpaceCodec(self.contract.single_action_space)
         self.episode_ids: list[str] = []
         self.contract.single_action_space.seed(0)
 

@@ -222,7 +222,7 @@ def test_recoverable_errors_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_on_failure_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="on_failure"):
-        RemoteVectorEnv("127.0.0.1:1", on_failure="ignore")
+        RemoteVectorEnv("127.0.0.1:1", on_failure="ignore")  # type: ignore[arg-type]
 
 
 def test_a_dead_server_is_one_clear_error() -> None:

@@ -169,11 +169,11 @@ class _TextLeaf(Leaf):
 
     def __init__(self, space: spaces.Text, path: str) -> None:
         self.path = path
-        self.shape = ()
+        self.shape: tuple[()] = ()
         self.dtype = _OBJECT
         self.row_bytes = 0
-        self.domain = None
-        self.bounds = text_check(space)
+        self.domain: RowCheck | None = None
+        self.bounds: RowCheck = text_check(space)
 
     def encode(self, rows: NDArray[Any], num_rows: int) -> bytes:
         self.check_rows(rows, num_rows)

@@ -45,7 +45,7 @@ class LeavesValue:
     __slots__ = ("leaves",)
 
     def __init__(self, leaves: Leaves) -> None:
-        self.leaves = leaves
+        self.leaves: Leaves = leaves
 
 
 class SpaceCodec:

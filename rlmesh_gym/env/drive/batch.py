@@ -60,7 +60,7 @@ class Batch:
         self._codec = codec
         self._leaves = leaves
         self._read_only = read_only
-        self.num_envs = num_envs
+        self.num_envs: int = num_envs
         self.rewards = np.zeros(num_envs, dtype=np.float64)
         self.terminations = np.zeros(num_envs, dtype=np.bool_)
         self.truncations = np.zeros(num_envs, dtype=np.bool_)

@@ -110,22 +110,22 @@ class Endpoint:
         self.session = session
         self.source = source
         self.start = start
-        self.num_envs = session.contract.num_envs
-        self.lanes = range(start, start + self.num_envs)
-        self.rows = slice(start, start + self.num_envs)
-        self.mode = session.contract.autoreset_mode
+        self.num_envs: int = session.contract.num_envs
+        self.lanes: range = range(start, start + self.num_envs)
+        self.rows: slice = slice(start, start + self.num_envs)
+        self.mode: AutoresetMode = session.contract.autoreset_mode
         self.codec = codec
         self.action_codec = action_codec
         self.table = table
         self.log = log
         self.max_episode_steps = max_episode_steps
-        self.last = LastObservation(codec, self.num_envs)
-        self.is_lost = False
+        self.last: LastObservation = LastObservation(codec, self.num_envs)
+        self.is_lost: bool = False
         self.is_loss_told = True
         self.watch: Callable[[AnyPending], None] | None = None
         # The slot of one lane is the whole endpoint, so whole requests do for it.
-        self.can_reset_lanes = session.has_partial_reset or self.num_envs == 1
-        self.can_step_lanes = session.has_lane_operations or self.num_envs == 1
+        self.can_reset_lanes: bool = session.has_partial_reset or self.num_envs == 1
+        self.can_step_lanes: bool = session.has_lane_operations or self.num_envs == 1
         self._per_lane_infos = session.has_lane_operations and self.mode is AutoresetMode.DISABLED
         self._terminal_codec = codec if self.mode is AutoresetMode.SAME_STEP else None
         self._conformance = ConformanceLog(session.endpoint)

@@ -54,13 +54,13 @@ class Run:
     __slots__ = ("_exchange", "endpoint", "error", "indices", "infos", "is_torn", "pending")
 
     def __init__(self, endpoint: Endpoint, exchange: Exchange, indices: Sequence[int] = ()) -> None:
-        self.endpoint = endpoint
-        self.indices = indices
+        self.endpoint: Endpoint = endpoint
+        self.indices: Sequence[int] = indices
         self._exchange = exchange
         self.pending: AnyPending | None = None
         self.infos: InfoRows = None
         self.error: Error | None = None
-        self.is_torn = False
+        self.is_torn: bool = False
 
     def begin(self) -> None:
         """Send the first request; what goes wrong stands in ``error``."""
@@ -124,8 +124,8 @@ class Call:
     __slots__ = ("batch", "name", "runs")
 
     def __init__(self, name: str, batch: Batch) -> None:
-        self.name = name
-        self.batch = batch
+        self.name: str = name
+        self.batch: Batch = batch
         self.runs: list[Run] = []
 
     @property

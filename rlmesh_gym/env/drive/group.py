@@ -88,11 +88,11 @@ class EndpointGroup:
         contract = sessions[0].contract
         self.mode = autoreset_mode
         self.timeouts = timeouts
-        self.num_envs = sum(session.contract.num_envs for session in sessions)
-        self.codec = SpaceCodec(contract.single_observation_space)
-        self.action_codec = SpaceCodec(contract.single_action_space)
-        self.table = LaneTable(self.num_envs)
-        self.log = EpisodeLog(episodes_kept)
+        self.num_envs: int = sum(session.contract.num_envs for session in sessions)
+        self.codec: SpaceCodec = SpaceCodec(contract.single_observation_space)
+        self.action_codec: SpaceCodec = SpaceCodec(contract.single_action_space)
+        self.table: LaneTable = LaneTable(self.num_envs)
+        self.log: EpisodeLog = EpisodeLog(episodes_kept)
         self.endpoints: list[Endpoint] = []
         self.conversions: list[Conversion] = []
         self.pending: str | None = None

@@ -25,10 +25,8 @@ __all__ = ["EXPONENTIAL_DECAY", "EnsembleReplay", "EnsembleRule", "check_rule", 
 EXPONENTIAL_DECAY = 0.01
 """The ``m`` of ACT's weights ``exp(-m * i)``, where ``i`` is 0 for the oldest prediction."""
 
-EnsembleRule: TypeAlias = (
-    "Literal['newest', 'mean', 'exponential'] | "
-    "Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any]]"
-)
+_Combination: TypeAlias = "Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any]]"
+EnsembleRule: TypeAlias = "Literal['newest', 'mean', 'exponential'] | _Combination"
 """How predictions for one step become one action; see :class:`EnsembleReplay`."""
 
 

@@ -162,9 +162,9 @@ class Plan:
         on_failure: Callable[[Plan, NDArray[np.intp], BaseException | None], None],
     ) -> None:
         self.lanes = lanes
-        self.episode_ids = tuple(episode_ids)
+        self.episode_ids: tuple[str, ...] = tuple(episode_ids)
         self.step = step
-        self.num_frames = 0
+        self.num_frames: int = 0
         self._requests = requests
         self._reader = reader
         self._deadline = deadline

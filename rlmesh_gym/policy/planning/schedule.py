@@ -58,7 +58,7 @@ class PlanSchedule:
             message = "prefetch needs an execution_horizon of 2 or more: nothing replays meanwhile"
             raise ConfigurationError(message)
         self.horizon = horizon
-        self.replan_interval = horizon if replan_interval is None else replan_interval
+        self.replan_interval: int = horizon if replan_interval is None else replan_interval
         self.coalesce = coalesce
         self.prefetch = prefetch
 

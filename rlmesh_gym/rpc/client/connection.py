@@ -82,7 +82,7 @@ class Connection:
         self.endpoint = self.address.display
         self.timeouts = Timeouts.from_value(timeouts)
         self.stream: JoinStream | None = None
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._service = service
         self._tls = TLSConfig.from_value(tls)
         token = resolve_token(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2, service_pb2
 from rlmesh_gym.codec import decode_contract, encode_meta_map
@@ -52,7 +52,7 @@ class EnvSession(Session):
     """
 
     component = "env-client"
-    client_capabilities = (ARRAYS, SPACES)
+    client_capabilities: ClassVar[tuple[str, ...]] = (ARRAYS, SPACES)
 
     def __init__(self, connection: Connection, response: service_pb2.HandshakeResponse) -> None:
         super().__init__(connection, response)

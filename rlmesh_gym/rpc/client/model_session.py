@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2, service_pb2
 from rlmesh_gym.codec import EnvSpec, encode_env_spec, plain_spec
@@ -63,7 +63,11 @@ class ModelSession(Session):
     """
 
     component = "model-client"
-    client_capabilities = (OBSERVATION_HISTORY, CONCURRENT_PREDICT, SPACES)
+    client_capabilities: ClassVar[tuple[str, ...]] = (
+        OBSERVATION_HISTORY,
+        CONCURRENT_PREDICT,
+        SPACES,
+    )
 
     def __init__(self, connection: Connection, response: service_pb2.HandshakeResponse) -> None:
         super().__init__(connection, response)

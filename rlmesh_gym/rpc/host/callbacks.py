@@ -81,7 +81,7 @@ class JoinPeer:
     def __init__(self, context: grpc.ServicerContext) -> None:
         self.name: str = context.peer()
         named = dict(context.invocation_metadata()).get(CLIENT_CAPABILITIES_KEY, "")
-        self.capabilities = frozenset(str(named).split(","))
+        self.capabilities: frozenset[str] = frozenset(str(named).split(","))
         self._context = context
 
     def is_active(self) -> bool:

@@ -62,13 +62,13 @@ class EnvLanes:
 
     def __init__(self, group: EndpointGroup, first: int, spec: RuntimeSessionSpec) -> None:
         self.group = group
-        self.lanes = range(first, first + group.num_envs)
-        self.rows = slice(first, first + group.num_envs)
-        self.mode = group.mode
+        self.lanes: range = range(first, first + group.num_envs)
+        self.rows: slice = slice(first, first + group.num_envs)
+        self.mode: AutoresetMode = group.mode
         self._takes_lane_seeds = all(
             getattr(endpoint.session, "takes_lane_seeds", True) for endpoint in group.endpoints
         )
-        self.way = self._choose(spec)
+        self.way: ResetWay = self._choose(spec)
         if spec.episode_seeds is not None and not self._takes_lane_seeds:
             raise ConfigurationError(
                 f"{group.endpoints[0].address}: this vector env takes one seed for all of its "

@@ -129,7 +129,7 @@ class SessionPolicy(RunPolicy):
         session = ModelSession.open(
             self._address, token=self._token, tls=self._tls, timeouts=timeouts
         )
-        self.endpoint = session.endpoint
+        self.endpoint: str = session.endpoint
         self._session = session
         return session
 
@@ -147,7 +147,7 @@ class SessionPolicy(RunPolicy):
             metadata, left_out = split_metadata(metadata)
             for key, reason in left_out.items():
                 setup.warn(f"metadata[{key!r}] of the env is not told to the model: {reason}")
-        self.lanes = LanePolicy(
+        self.lanes: LanePolicy = LanePolicy(
             session,
             # New in every run: releasing it must not take another client's adapter away.
             env_id=setup.run_id,
@@ -195,7 +195,7 @@ class WholePolicy(RunPolicy, Episodes):
     """
 
     def __init__(self, policy: RemotePolicy) -> None:
-        self.endpoint = policy.endpoint
+        self.endpoint: str = policy.endpoint
         self.policy = policy
         self.lanes = policy.lane_policy
         self._overrides = any(

@@ -24,7 +24,7 @@ class Rows:
     def __init__(self, codec: SpaceCodec, leaves: Leaves, num_rows: int) -> None:
         self._codec = codec
         self._leaves = leaves
-        self.num_rows = num_rows
+        self.num_rows: int = num_rows
 
     def batch(self) -> Any:
         """Return the rows in Gymnasium's vector form, fresh."""

@@ -42,8 +42,10 @@ class RunWatcher:
     """
 
     def __init__(self, context: RunContext, codecs: tuple[SpaceCodec, SpaceCodec]) -> None:
-        self.tick = 0
-        self.calls = self.rows = self.most_frames = 0
+        self.tick: int = 0
+        self.calls: int = 0
+        self.rows: int = 0
+        self.most_frames: int = 0
         self._context = context
         self._observation_codec, self._action_codec = codecs
         self._offset: int | None = None

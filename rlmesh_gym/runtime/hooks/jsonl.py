@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeRecorder", "JsonLinesRecorder"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _FLUSHED = frozenset({"session_started", "episode_completed", "log"})
 _LAST = frozenset({"session_ended", "session_failed"})
@@ -117,7 +117,7 @@ class EpisodeRecorder(RuntimeHooks):
             self.journal.append(row)
         except OSError as error:
             if not self.unwritten:
-                logger.warning(
+                _logger.warning(
                     "%s takes no more episodes (%s); they are kept for the report",
                     self.journal.path,
                     error.strerror or error,

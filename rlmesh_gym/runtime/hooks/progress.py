@@ -91,4 +91,6 @@ class ProgressBar(RuntimeHooks):
             self._bar.close()
             self._bar = None
 
-    session_failed = session_ended
+    def session_failed(self, event: events.SessionFailed) -> None:
+        """Close the bar."""
+        self.session_ended(event)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OBSERVERS", "TRANSFORMS", "CompositeHooks", "HookTable", "RuntimeHooks", "as_hooks"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 E = TypeVar("E")
 
@@ -192,7 +192,7 @@ class HookTable:
 
     def log(self, level: int, message: str) -> None:
         """Log, and tell the ``log`` hooks."""
-        logger.log(level, "%s", message)
+        _logger.log(level, "%s", message)
         if self.listens("log"):
             self.emit("log", self._make_log(level, message))
 
@@ -216,7 +216,7 @@ class HookTable:
         self._failed.add((position, name))
         owner = type(getattr(method, "__self__", method)).__name__
         level, shown = (logging.ERROR, error) if first else (logging.DEBUG, None)
-        logger.log(level, "hook %s.%s raised; the run goes on", owner, name, exc_info=shown)
+        _logger.log(level, "hook %s.%s raised; the run goes on", owner, name, exc_info=shown)
         if first and name != "log" and self.listens("log"):
             message = f"hook {owner}.{name} raised {type(error).__name__}: {error}"
             self.emit("log", self._make_log(logging.ERROR, message))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VideoRecorder"]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class _Recording:
@@ -139,11 +139,11 @@ class VideoRecorder(RuntimeHooks):
         except EnvError as error:
             if not error.is_recoverable:
                 raise
-            logger.warning("lane %d cannot be recorded: %s", lane, error)
+            _logger.warning("lane %d cannot be recorded: %s", lane, error)
             del self._recordings[lane]
             return
         if frame is None:
-            logger.warning(
+            _logger.warning(
                 "the environment renders nothing, so there is no video; make it with "
                 'render_mode="rgb_array"'
             )

@@ -33,7 +33,7 @@ __all__ = [
     "remaining_seeds",
 ]
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 EPISODES_JSONL = "episodes.jsonl"
 
@@ -257,7 +257,7 @@ def _lock(descriptor: int) -> None:
     except BlockingIOError:
         raise
     except (ImportError, OSError):
-        logger.debug("files of this system cannot be locked", exc_info=True)
+        _logger.debug("files of this system cannot be locked", exc_info=True)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -13,6 +13,7 @@ from rlmesh_gym.rpc import InProcessSession
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.rpc import InProcessPending
     from rlmesh_gym.server.env.served_env import Outcome, ServedEnv
 
@@ -31,15 +32,15 @@ class InProcessEnvSession(InProcessSession):
     def __init__(self, served: ServedEnv) -> None:
         super().__init__()
         self.served = served
-        self.contract = served.contract
-        self.takes_lane_seeds = served.takes_lane_seeds
+        self.contract: EnvContract = served.contract
+        self.takes_lane_seeds: bool = served.takes_lane_seeds
         engine = getattr(served.base, "lane_engine", None)
         self.remote_endpoints: Sequence[Any] = () if engine is None else engine.endpoints
-        self.lane_addresses = [
+        self.lane_addresses: list[Any] = [
             endpoint.address for endpoint in self.remote_endpoints for _ in endpoint.lanes
         ] or [self.endpoint] * served.num_envs
-        self.has_lane_operations = served.has_lane_operations
-        self.has_partial_reset = served.has_partial_reset
+        self.has_lane_operations: bool = served.has_lane_operations
+        self.has_partial_reset: bool = served.has_partial_reset
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.contract.env_id}>"

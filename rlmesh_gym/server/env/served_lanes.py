@@ -45,16 +45,16 @@ class ServedLanes(ServedEnv):
     def __init__(
         self, envs: Sequence[gym.Env[Any, Any]], env_id: str, *, overlap: bool = False
     ) -> None:
-        self.envs = list(envs)
+        self.envs: list[gym.Env[Any, Any]] = list(envs)
         first = check_equal_spaces(self.envs)
-        self.base = first.unwrapped
-        self.observation_codec = SpaceCodec(first.observation_space)
-        self.action_codec = SpaceCodec(first.action_space)
+        self.base: Any = first.unwrapped
+        self.observation_codec: SpaceCodec = SpaceCodec(first.observation_space)
+        self.action_codec: SpaceCodec = SpaceCodec(first.action_space)
         self._is_discrete = isinstance(first.action_space, Discrete)
         self._calls = LaneCalls(overlap=overlap)
         metadata = dict(first.metadata or {})
         metadata.pop("autoreset_mode", None)
-        self.contract = EnvContract(
+        self.contract: EnvContract = EnvContract(
             env_id=env_id,
             single_observation_space=first.observation_space,
             single_action_space=first.action_space,

@@ -60,9 +60,11 @@ class ServedVector(ServedEnv):
             partial_reset = isinstance(base, (SyncVectorEnv, AsyncVectorEnv))
         self.has_partial_reset = partial_reset
         self.base = base
-        self.takes_lane_seeds = partial_reset or envs.num_envs == 1 or hasattr(base, "lane_engine")
-        self.gives_fresh_arrays = envs is base and getattr(envs, "copy", None) is True
-        self.has_own_processes = isinstance(base, AsyncVectorEnv)
+        self.takes_lane_seeds: bool = (
+            partial_reset or envs.num_envs == 1 or hasattr(base, "lane_engine")
+        )
+        self.gives_fresh_arrays: bool = envs is base and getattr(envs, "copy", None) is True
+        self.has_own_processes: bool = isinstance(base, AsyncVectorEnv)
         self._owner = envs
         self._frames: dict[int, Any] = {}  # Rendered, and not asked for yet.
         self.envs: VectorEnv[Any, Any, Any] = envs
@@ -72,7 +74,7 @@ class ServedVector(ServedEnv):
         self.action_codec = SpaceCodec(envs.single_action_space)
         if not in_process:
             _refuse_spaces_per_lane(envs)
-        self.contract = EnvContract(
+        self.contract: EnvContract = EnvContract(
             env_id=env_id,
             single_observation_space=envs.single_observation_space,
             single_action_space=envs.single_action_space,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlmesh_gym._proto.env.v1 import service_pb2
 from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedSpaceError
@@ -93,7 +93,7 @@ class EnvServer(Server):
     """
 
     serves = "environment"
-    service = EnvServiceCallbacks
+    service: ClassVar[type[EnvServiceCallbacks]] = EnvServiceCallbacks
 
     def __init__(
         self,

@@ -33,9 +33,9 @@ class Lease:
 
     def __init__(self, slots: SessionSlots, peer: JoinPeer, *, hold: bool) -> None:
         self.peer = peer
-        self.is_ended = False
-        self.is_held = hold
-        self.calls = 0
+        self.is_ended: bool = False
+        self.is_held: bool = hold
+        self.calls: int = 0
         self._slots = slots
 
     @contextmanager
@@ -68,7 +68,7 @@ class SessionSlots:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         # Re-entrant: gRPC may tell of a disconnect at once, on the thread that asks to be told.
-        self.changed = threading.Condition(threading.RLock())
+        self.changed: threading.Condition = threading.Condition(threading.RLock())
         self._leases: list[Lease] = []
         self._is_closed = False
         self.last_activity = time.monotonic()

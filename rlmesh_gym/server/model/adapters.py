@@ -135,7 +135,7 @@ class Reset(_Ending):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.brief = self.service.setup is None
+        self.brief: bool = self.service.setup is None
 
     def work(self) -> None:
         """Reset the route, outside the predict lock."""

@@ -49,7 +49,9 @@ class InProcessModelSession(InProcessSession):
     def __init__(self, model: ModelHandler | Callable[[Any], Any]) -> None:
         super().__init__()
         self.session_id = ""
-        self.handler = model if isinstance(model, ModelHandler) else CallableHandler(model)
+        self.handler: ModelHandler | CallableHandler = (
+            model if isinstance(model, ModelHandler) else CallableHandler(model)
+        )
         self._setup = self.handler.route_setup()
         self._routes: dict[str, Route] = {}
 

@@ -140,9 +140,11 @@ class PredictJob:
     ) -> None:
         env_id = check_context(request.context, "predict")
         self.request = request
-        self.route = service.routes.use(env_id, client.over)
+        self.route: Route = service.routes.use(env_id, client.over)
         client.note_session(request.context, self.route)
-        self.observation = _decode(self.route, request, staged.setdefault(env_id, {}))
+        self.observation: ModelObservation = _decode(
+            self.route, request, staged.setdefault(env_id, {})
+        )
         self.result: Any = None
 
     def detach(self) -> None:

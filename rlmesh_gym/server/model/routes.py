@@ -98,16 +98,18 @@ class Route:
     def __init__(
         self, model_route: ModelRoute, *, owner: object, stream_over: threading.Event
     ) -> None:
-        self.env_id = model_route.env_id
+        self.env_id: str = model_route.env_id
         self.model_route = model_route
         self.owner = owner
         self.stream_over = stream_over
         self.last_used = 0
         self.given_up = False
         space = model_route.single_observation_space
-        self.observation_codec = None if space is None else SpaceCodec(space, "observation")
-        self.action_codec = SpaceCodec(model_route.single_action_space, "action")
-        self.tracker = StepTracker() if self.wants_history else None
+        self.observation_codec: SpaceCodec | None = (
+            None if space is None else SpaceCodec(space, "observation")
+        )
+        self.action_codec: SpaceCodec = SpaceCodec(model_route.single_action_space, "action")
+        self.tracker: StepTracker | None = StepTracker() if self.wants_history else None
 
     @property
     def wants_history(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rlmesh_gym._proto.model.v1 import service_pb2
 from rlmesh_gym.errors import StateError
@@ -70,7 +70,7 @@ class ModelServer(Server):
 
     handler: ModelHandler
     serves = "model"
-    service = ModelServiceCallbacks
+    service: ClassVar[type[ModelServiceCallbacks]] = ModelServiceCallbacks
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class ModelStream:
         self, service: ModelService, requests: Iterator[interaction_pb2.JoinRequest]
     ) -> None:
         self.service = service
-        self.client = Client()
+        self.client: Client = Client()
         self._requests = requests
         self._outbox: SimpleQueue[interaction_pb2.JoinResponse | Error | None] = SimpleQueue()
         self._changed = threading.Condition()
