@@ -17,17 +17,6 @@ import numpy.typing as npt
 
 from rlmesh_gym.plain_data import PlainData
 
-__all__ = [
-    "SUCCESS_KEYS",
-    "Distribution",
-    "EpisodeLog",
-    "EpisodeRecord",
-    "EpisodeStatistics",
-    "EpisodeSummary",
-    "success_of",
-    "wilson_interval",
-]
-
 SUCCESS_KEYS = ("is_success", "success", "task_success")
 """Read in this order, first in the info itself, then inside its ``episode``."""
 

@@ -19,8 +19,6 @@ from rlmesh_gym.episodes import EpisodeRecord, success_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["LanePhase", "LaneTable", "any_true", "mint_episode_id"]
-
 
 class LanePhase(Enum):
     """What a lane is doing."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     Task = Callable[[], None]
 
-__all__ = ["DedicatedThread", "GrowingExecutor", "Turns", "run_together"]
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)

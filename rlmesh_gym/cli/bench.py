@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-__all__ = ["EPILOG", "configure", "execute"]
 
 _logger = logging.getLogger(__name__)
 

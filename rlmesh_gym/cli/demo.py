@@ -20,7 +20,6 @@ from rlmesh_gym.runtime.report.formatting import format_number
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["EPILOG", "configure", "execute"]
 
 _NUM_ENVS = 8
 _ROLLOUT_STEPS = 128

@@ -19,8 +19,6 @@ from rlmesh_gym.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Exit", "explain", "tell"]
-
 
 class Exit(IntEnum):
     """What a command ends with."""

@@ -14,7 +14,6 @@ from rlmesh_gym.runtime.report.report_files import merge_episodes, merged_report
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["EPILOG", "configure", "execute"]
 
 EPILOG = """\
 An episode is known by its environment, seed and id. The same three in two places are one episode

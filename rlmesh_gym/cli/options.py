@@ -14,17 +14,6 @@ from rlmesh_gym.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "add_connection_options",
-    "add_server_options",
-    "connection_arguments",
-    "count_option",
-    "find_in_working_directory",
-    "keyword_arguments",
-    "keyword_option",
-    "positive_int",
-    "server_tls",
-]
 
 _TOKEN_HELP = "better given as RLMESH_GYM_TOKEN, since others see a command line"  # noqa: S105
 

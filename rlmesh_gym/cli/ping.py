@@ -18,7 +18,6 @@ from rlmesh_gym.runtime.report.formatting import fact_lines, format_duration, on
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["EPILOG", "configure", "execute"]
 
 EPILOG = """\
 It shakes hands and takes no session, so it may be used while a training runs there.

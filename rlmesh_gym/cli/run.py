@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.hooks.table import RuntimeHooks
     from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
-__all__ = ["EPILOG", "configure", "execute"]
 
 EPILOG = """\
 The report directory gets report.html (one page that needs nothing else), report.json, episodes.csv,

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Remaining", "RunPlan"]
 
 _PLAN_JSON = "run.json"
 _MOST_EPISODES = 1_000_000

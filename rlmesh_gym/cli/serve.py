@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.server.env.lane_vector import Made
 
-__all__ = ["EPILOG", "build_env", "configure", "execute"]
 
 _MODES = {mode.name.lower().replace("_", "-"): mode for mode in AutoresetMode}
 

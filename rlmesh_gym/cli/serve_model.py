@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import argparse
     from types import ModuleType
 
-__all__ = ["EPILOG", "build_handler", "configure", "execute", "load_object"]
 
 EPILOG = """\
 The object may be a ModelHandler, a class of one, a policy (a function of the batched observation

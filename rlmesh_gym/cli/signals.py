@@ -14,12 +14,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.server import EnvServer, ModelServer
 
-__all__ = [
-    "interrupt_cancels",
-    "serve_until_interrupted",
-    "terminate_as_interrupt",
-    "wait_or_interrupt",
-]
 
 _STOP = b"\0"  # No signal has this number.
 _SUCCESSION = 0.5  # Seconds.

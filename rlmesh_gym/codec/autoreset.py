@@ -9,8 +9,6 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.errors import ConfigurationError
 
-__all__ = ["MODE_KEY", "as_autoreset_mode", "find_autoreset_mode", "mode_named"]
-
 MODE_KEY = "autoreset_mode"
 """Where an environment's metadata say how it resets its lanes."""
 

@@ -22,17 +22,6 @@ from rlmesh_gym.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "EnvContract",
-    "EnvSpec",
-    "decode_contract",
-    "decode_env_spec",
-    "encode_contract",
-    "encode_env_spec",
-    "plain_spec",
-    "split_metadata",
-    "without_unsupported",
-]
 
 _WIRE_MODES = {
     mode: env_contract_pb2.AutoresetMode.Value(f"AUTORESET_MODE_{mode.name}")

@@ -13,7 +13,6 @@ from rlmesh_gym.errors import ProtocolError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["as_frame", "as_rgb", "decode_png", "encode_png"]
 
 _CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
 _MAX_PIXELS = 64 * 1024 * 1024

@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec.spaces.space_codec import SpaceCodec
 
-__all__ = [
-    "CONFORMANCE_KEY",
-    "FINAL_INFO",
-    "FINAL_OBS",
-    "column_of",
-    "decode_final_obs",
-    "encode_final_obs",
-    "final_info",
-    "is_mask",
-    "lane_info",
-    "plain_scalar",
-    "take_lanes",
-]
 
 FINAL_OBS = "final_obs"
 """Where SAME_STEP keeps the last observation of an episode."""

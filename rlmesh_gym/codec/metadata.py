@@ -25,8 +25,6 @@ from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.codec.typed_values import pack, unpack
 from rlmesh_gym.errors import CodecError
 
-__all__ = ["decode_meta_map", "encode_meta_map", "encode_meta_value"]
-
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _Writer = Callable[[Any, meta_pb2.MetaValue, str, int], None]
 

@@ -15,17 +15,6 @@ import numpy.typing as npt
 
 from rlmesh_gym.errors import ConfigurationError
 
-__all__ = [
-    "RESET_MASK",
-    "Seeds",
-    "are_consecutive",
-    "copy_options",
-    "expand_seeds",
-    "lane_arguments",
-    "split_options",
-    "warn_of_mask",
-]
-
 RESET_MASK = "reset_mask"
 """The option that names the lanes to reset: a bool array of shape ``(num_envs,)``."""
 

@@ -27,8 +27,6 @@ from rlmesh_gym.codec.spaces.cast import object_array
 from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.errors import CodecError
 
-__all__ = ["RESERVED_KEY", "pack", "unpack"]
-
 RESERVED_KEY = "rlmesh_gym.value"
 
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))

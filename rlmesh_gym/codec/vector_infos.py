@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["add_info", "join_infos", "number_array", "one_dict", "vector_form"]
 
 _GYMNASIUMS: Any = VectorEnv._add_info  # noqa: SLF001 - the rules are nowhere else
 

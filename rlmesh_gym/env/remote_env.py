@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
-__all__ = ["RemoteEnv"]
-
 
 class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
     """The only lane of an endpoint.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.episodes import EpisodeLog
     from rlmesh_gym.lanes import LanePhase
 
-__all__ = ["RemoteLanes"]
-
 
 class RemoteLanes:
     """The lanes of one or several endpoints; each tuple has one entry per lane."""

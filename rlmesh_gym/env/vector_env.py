@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
     ]
 
-__all__ = ["RemoteVectorEnv"]
 
 ON_FAILURE = ("raise", "restart")
 

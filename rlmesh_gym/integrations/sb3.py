@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
     from numpy.typing import NDArray
 
-__all__ = ["Sb3VecEnv", "as_vec_env"]
-
 
 def as_vec_env(envs: VectorEnv[Any, Any, Any]) -> Sb3VecEnv:
     """Return ``envs`` for Stable-Baselines3.

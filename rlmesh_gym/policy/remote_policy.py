@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.policy.stats import PolicyStats
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
-__all__ = ["RemotePolicy"]
-
 
 class RemotePolicy:
     """``policy(observations) -> actions`` for N lanes, against one model endpoint.

@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 
 from rlmesh_gym.errors import ConfigurationError
 
-__all__ = ["TLSConfig", "TLSLike", "Timeouts", "TimeoutsLike", "resolve_token"]
-
 _LONGEST = 1e9  # seconds; some thirty years
 
 

@@ -17,22 +17,6 @@ from rlmesh_gym.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "ARRAYS",
-    "CLIENT_CAPABILITIES_KEY",
-    "CONCURRENT_PREDICT",
-    "EDITION",
-    "FINAL_OBS",
-    "OBSERVATION_HISTORY",
-    "PARTIAL_RESET",
-    "PROTOCOL_GENERATION",
-    "SPACES",
-    "SUBSET_STEP",
-    "answer_handshake",
-    "check_handshake",
-    "handshake_request",
-    "peer_info",
-]
 
 PROTOCOL_GENERATION = "rlmesh-wire-v1"
 EDITION = "2026.06"

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.errors import Error, RemoteError
     from rlmesh_gym.rpc.client.pending import Pending
 
-__all__ = ["LOCAL", "AnyPending", "InProcessPending", "InProcessSession"]
 
 AnyPending: TypeAlias = "Pending[Any] | InProcessPending[Any]"
 """An answer that is due, whatever way it comes."""

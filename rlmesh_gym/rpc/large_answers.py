@@ -15,7 +15,6 @@ from rlmesh_gym._proto.spaces.v1 import value_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["LARGE_BYTES", "RawValue", "assemble", "parse_answer"]
 
 LARGE_BYTES = 16 * 1024
 """From here on doing it by hand is quicker."""

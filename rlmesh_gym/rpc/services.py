@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.errors import Error
 
-__all__ = ["ENV", "MODEL", "Service", "model_error"]
-
 
 @dataclass(frozen=True, slots=True)
 class Service:

@@ -19,14 +19,6 @@ from rlmesh_gym.errors import (
 if TYPE_CHECKING:
     from rlmesh_gym.rpc.address import Address
 
-__all__ = [
-    "error_from_status",
-    "is_not_grpc",
-    "late_handshake",
-    "premature_end",
-    "unreachable",
-    "wrong_service",
-]
 
 _PEER_LIMIT_MIB = 256
 _PROBE_SECONDS = 1.0

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
     from rlmesh_gym.runtime.telemetry import Telemetry
 
-__all__ = ["CallClock", "RunContext", "late"]
-
 
 class CallClock:
     """Books the time of the calls that go out together, and that of each of them."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
-__all__ = ["RuntimeDriver"]
-
 
 class RuntimeDriver:
     """Runs a model in an environment: reset, then predict and step, until the spec is fulfilled.

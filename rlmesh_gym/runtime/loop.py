@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.ends.watcher import RunWatcher
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
 
-__all__ = ["RunLoop"]
-
 
 @dataclass
 class _Outcome:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
-__all__ = ["OneRun"]
 
 _logger = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ import numpy as np
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.model import MAX_EXECUTION_HORIZON
 
-__all__ = ["DEFAULT_SESSION_ID", "RuntimeLimits", "RuntimeSessionSpec", "derive_seed"]
-
 DEFAULT_SESSION_ID = "run"
 """One fixed name, so that equal base seeds give equal seeds unless the user says otherwise."""
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.runtime.report.metrics import Metric
 
-__all__ = ["Reservoir", "Telemetry", "TelemetryTicker", "nearest_rank", "timing_of_answer"]
 
 _logger = logging.getLogger(__name__)
 

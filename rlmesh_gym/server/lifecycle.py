@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Server", "check_number"]
 
 _logger = logging.getLogger(__name__)
 _SHUTDOWN_VARIABLE = "RLMESH_ALLOW_REMOTE_SHUTDOWN"

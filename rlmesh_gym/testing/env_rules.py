@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym.rpc import TLSLike
 
-__all__ = ["ENV_RULES", "check_env_endpoint"]
 
 MAX_STEPS = 1000
 """Steps to wait for the end of an episode; the rules about ends are left out beyond."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.rpc import EnvSession, Pending
 
-__all__ = ["BrokenRuleError", "EnvProbe"]
-
 
 class BrokenRuleError(AssertionError):
     """An endpoint does not keep to a rule of the protocol.

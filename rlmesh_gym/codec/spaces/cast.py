@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["as_array", "cast_exact", "describe", "object_array", "sequence_length"]
 
 _REAL_KINDS = "biuf"
 

@@ -18,7 +18,6 @@ from rlmesh_gym.codec.spaces.text import wire_charset
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["RowCheck", "bounds_check", "domain_check", "legal_member", "text_check"]
 
 RowCheck = Callable[["NDArray[Any]"], "list[tuple[int, str]]"]
 """Rows to ``(row, detail)``, at most one entry per row and none when all is well."""

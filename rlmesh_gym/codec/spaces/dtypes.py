@@ -15,7 +15,6 @@ from rlmesh_gym.errors import CodecError, UnsupportedSpaceError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = ["DTYPES", "data_type_name", "decode_dtype", "encode_dtype", "wire_dtype"]
 
 DTYPES: dict[types_pb2.DataType.ValueType, np.dtype[Any]] = {
     number: np.dtype(name.removeprefix("DATA_TYPE_").lower())

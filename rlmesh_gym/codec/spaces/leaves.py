@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec.spaces.checks import RowCheck
 
-__all__ = ["Leaf", "compile_leaf"]
 
 _INT64 = np.dtype(np.int64)
 _WHOLE = (int, np.int64)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec.spaces.leaves import Leaf
 
-__all__ = ["Leaves", "LeavesValue", "SpaceCodec", "filler_action"]
 
 T = TypeVar("T")
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["decode_space"]
 
 # Gymnasium sorts the keys of a plain dict unless told otherwise, which it can be since 1.4.
 _CAN_KEEP_ORDER = "sort_keys" in inspect.signature(spaces.Dict.__init__).parameters

@@ -23,8 +23,6 @@ from rlmesh_gym.codec.spaces.limits import MAX_SPACE_DEPTH
 from rlmesh_gym.codec.spaces.text import wire_charset
 from rlmesh_gym.errors import UnsupportedSpaceError
 
-__all__ = ["encode_space", "plain_integers", "same_space"]
-
 
 def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceSpec:
     """Describe a space for the wire.

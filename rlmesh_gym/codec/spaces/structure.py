@@ -16,8 +16,6 @@ from rlmesh_gym.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Structure", "compile_structure"]
-
 
 class Structure:
     """One node, such as a fundamental space: a single part."""

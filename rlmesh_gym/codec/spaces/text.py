@@ -13,7 +13,6 @@ from rlmesh_gym.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["UnrestrictedText", "decode_text_slab", "encode_text_slab", "wire_charset"]
 
 _DEFAULT_CHARSET = Text(1).character_set
 _U64 = np.dtype("<u8")

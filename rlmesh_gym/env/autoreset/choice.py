@@ -14,7 +14,6 @@ from rlmesh_gym.errors import AutoresetError, ConfigurationError
 if TYPE_CHECKING:
     from rlmesh_gym.env.drive.endpoint import Endpoint
 
-__all__ = ["choose_conversion"]
 
 _RESET = "partial reset (capability 'rlmesh_gym.partial_reset' or 'subset_step')"
 _STEP = "subset step (capability 'subset_step')"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     LaneSeeds: TypeAlias = Sequence[int | None]
     Options: TypeAlias = Mapping[str, Any] | None
 
-__all__ = ["Conversion"]
-
 
 class Conversion:
     """Serves one autoreset mode over an endpoint that may have another one.

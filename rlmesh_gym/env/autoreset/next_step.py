@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.exchange import Exchange
     from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["NativeNextStep", "NextStepByLanes"]
 
 T = TypeVar("T")
 

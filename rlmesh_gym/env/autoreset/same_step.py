@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.endpoint import Endpoint, StepReply
     from rlmesh_gym.env.drive.exchange import Exchange
 
-__all__ = ["HeldFirstObservation", "SameStep"]
-
 
 class SameStep(Conversion):
     """Lanes that the endpoint does not reset within the step are reset right after it.

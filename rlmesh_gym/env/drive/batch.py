@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
     from rlmesh_gym.codec import Leaves, SpaceCodec
 
-__all__ = ["Batch"]
-
 
 class Batch:
     """Rows of all lanes of the vector.

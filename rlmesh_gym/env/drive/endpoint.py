@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.lanes import LaneTable
     from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["Endpoint", "StepReply"]
-
 
 @dataclass(slots=True)
 class StepReply:

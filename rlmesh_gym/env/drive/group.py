@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.rpc import Timeouts
 
-__all__ = ["EndpointGroup"]
 
 _HALVED = ("step", "reset", "call")
 """Calls that AsyncVectorEnv makes in two halves, and names by the first."""

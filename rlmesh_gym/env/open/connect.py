@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.open.sources import AnyEnvSession, ConnectionOptions, Source
     from rlmesh_gym.rpc import Timeouts
 
-__all__ = ["connect", "find_sources", "step_limit"]
 
 ADDRESS_VARIABLE = "RLMESH_GYM_ADDRESS"
 

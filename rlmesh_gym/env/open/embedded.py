@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.open.sources import ConnectionOptions
     from rlmesh_gym.rpc import EnvSession
 
-__all__ = ["EmbeddedServer"]
 
 STARTUP_SECONDS = 120.0
 """A cold interpreter that imports a simulator on a busy machine takes its time."""

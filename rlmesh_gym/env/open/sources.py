@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.errors import Error
     from rlmesh_gym.rpc import AnyPending, TimeoutsLike, TLSLike
 
-__all__ = ["AddressSource", "AnyEnvSession", "ConnectionOptions", "GivenSession", "Source"]
-
 
 class AnyEnvSession(Protocol):
     """What the lane engine asks of a session, remote or in process; see ``rpc.EnvSession``.

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from gymnasium.vector import VectorEnv
 
-__all__ = ["lane_attribute", "refuse_attribute"]
-
 
 def lane_attribute(
     envs: VectorEnv[Any, Any, Any], name: str, addresses: Sequence[str]

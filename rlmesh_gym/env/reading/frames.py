@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.env.drive.endpoint import Endpoint
 
-__all__ = ["FrameReader"]
 
 _WINDOW = 16
 """Requests in flight: enough to hide the way, far from what makes servers drop a connection."""

@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.spaces.v1 import meta_pb2
     from rlmesh_gym.codec import SpaceCodec
 
-__all__ = [
-    "BatchedInfos",
-    "ConformanceLog",
-    "ConformanceWarning",
-    "InfoRows",
-    "LaneInfos",
-    "hand_over_infos",
-    "lane_rows",
-    "read_infos",
-    "vector_infos",
-]
-
 
 class ConformanceWarning(UserWarning):
     """An observation or action left the range that its space declares."""

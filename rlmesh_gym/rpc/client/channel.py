@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc.address import Address
     from rlmesh_gym.rpc.config import TLSConfig
 
-__all__ = ["MESSAGE_OPTIONS", "ChannelOptions", "open_channel"]
 
 ChannelOptions = list[tuple[str, "int | str"]]
 

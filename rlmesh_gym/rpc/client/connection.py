@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     Farewell = Callable[[JoinStream, float | None], Pending[Any] | None]
 
-__all__ = ["Connection"]
 
 _logger = logging.getLogger(__name__)
 _BUSY_GRACE_SECONDS = 0.5

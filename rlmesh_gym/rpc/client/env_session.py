@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc.client.stream import JoinStream
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
 
-__all__ = ["EnvSession"]
 
 _RETRY_SECONDS = 0.02
 _MAX_RETRY_SECONDS = 0.5

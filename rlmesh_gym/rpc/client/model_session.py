@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc.client.stream import JoinStream
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
 
-__all__ = ["HistoryRows", "ModelSession"]
-
 
 class HistoryRows(NamedTuple):
     """Observations of one replayed step, for the episodes that replayed it.

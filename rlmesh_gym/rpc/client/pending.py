@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.rpc.services import Service
 
-__all__ = ["Pending"]
 
 M = TypeVar("M")
 

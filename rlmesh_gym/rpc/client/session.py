@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.client.stream import JoinStream
 
-__all__ = ["Session"]
-
 
 class Session:
     """A connection, owned from now on, whose endpoint has shaken hands.

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.rpc.services import Service
 
-__all__ = ["MAX_OUTSTANDING", "JoinStream"]
 
 MAX_OUTSTANDING = 64
 """Whole-vector requests in flight on one stream; the released server drops connections that queue

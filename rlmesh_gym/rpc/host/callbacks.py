@@ -14,14 +14,6 @@ if TYPE_CHECKING:
 
     import grpc
 
-__all__ = [
-    "EnvServiceCallbacks",
-    "JoinPeer",
-    "ModelServiceCallbacks",
-    "Refused",
-    "ServiceCallbacks",
-]
-
 
 class Refused(Error):  # noqa: N818 - it is an answer, seldom an error of this process
     """Raised by a callback to end its call with a gRPC status.

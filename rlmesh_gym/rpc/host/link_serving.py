@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     Join = Callable[[Iterator[bytes], JoinPeer], Generator[bytes, None, None]]
 
-__all__ = ["LinkHost"]
 
 _logger = logging.getLogger(__name__)
 _BUFFER_BYTES = 64 * 1024

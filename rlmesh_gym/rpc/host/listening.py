@@ -14,7 +14,6 @@ from rlmesh_gym.errors import ConfigurationError
 if TYPE_CHECKING:
     from rlmesh_gym.rpc.address import Address
 
-__all__ = ["claim", "explain_bind_failure"]
 
 _IN_USE = "address in use by another server"
 _BAD_CERTIFICATE = (

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc.config import TLSLike
     from rlmesh_gym.rpc.host.callbacks import ServiceCallbacks
 
-__all__ = ["GrpcHost"]
 
 _logger = logging.getLogger(__name__)
 _STOP_SECONDS = 2.0

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.ends.finding import RunEnv
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
-__all__ = ["check_spaces", "connect"]
-
 
 def connect(
     envs: Sequence[RunEnv], spec: RuntimeSessionSpec, watch: CancellationWatch

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc import TLSLike
     from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
 
-__all__ = ["PolicySetup", "RunPolicy", "SessionPolicy", "WholePolicy"]
-
 
 @dataclass(frozen=True)
 class PolicySetup:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
     from rlmesh_gym.runtime.report.records import EpisodeJournal, Row
 
-__all__ = ["EpisodeRecorder", "JsonLinesRecorder"]
 
 _logger = logging.getLogger(__name__)
 

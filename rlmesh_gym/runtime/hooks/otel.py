@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.hooks import events
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
-__all__ = ["OpenTelemetryHooks"]
 
 _SCOPE = "rlmesh_gym.runtime"
 _NS = 1_000_000_000

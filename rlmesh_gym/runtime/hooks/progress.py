@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.hooks import events
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
-__all__ = ["ProgressBar"]
-
 
 class ProgressBar(RuntimeHooks):
     """A tqdm bar over episodes, or over steps where the run has no number of episodes.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.hooks.events import LogEvent
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
-__all__ = ["OBSERVERS", "TRANSFORMS", "CompositeHooks", "HookTable", "RuntimeHooks", "as_hooks"]
 
 _logger = logging.getLogger(__name__)
 

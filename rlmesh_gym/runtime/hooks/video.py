@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.runtime.hooks import events
 
-__all__ = ["VideoRecorder"]
 
 _logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.runtime.report.metrics import CallTiming
 
-__all__ = ["Bottleneck", "TimeShares"]
 
 _NAMES = {
     "env": "the environment",

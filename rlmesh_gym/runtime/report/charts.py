@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["histogram", "moving_mean", "nice_ticks", "series", "split_bar"]
 
 # Units of the stretched coordinate system; strokes and dots are in screen pixels.
 _WIDTH = 1000.0

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.episodes import EpisodeRecord
 
-__all__ = ["episode_section", "episodes_html", "episodes_text"]
 
 _PAGE_ROWS = 25
 # About 90 bytes a row, so that the largest page stays below two megabytes.

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
     from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
-__all__ = ["html_report"]
 
 _SIGNIFICANT = 6
 

@@ -18,19 +18,6 @@ from rlmesh_gym.runtime.report.formatting import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ENV_RESET",
-    "ENV_STEP",
-    "METRICS",
-    "MODEL_PREDICT",
-    "OPERATIONS",
-    "CallTiming",
-    "HeldByModel",
-    "Metric",
-    "TelemetryRow",
-    "TelemetrySnapshot",
-    "prometheus_text",
-]
 
 MODEL_PREDICT = "model.predict"
 ENV_STEP = "env.step"

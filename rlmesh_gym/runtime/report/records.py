@@ -23,15 +23,6 @@ from rlmesh_gym.plain_data import jsonable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "EPISODES_JSONL",
-    "EpisodeFile",
-    "EpisodeJournal",
-    "EpisodeKey",
-    "episode_key",
-    "read_episodes",
-    "remaining_seeds",
-]
 
 _logger = logging.getLogger(__name__)
 

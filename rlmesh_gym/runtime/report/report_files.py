@@ -36,16 +36,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.runtime.report.records import Row
 
-__all__ = [
-    "MergeSummary",
-    "episodes_csv",
-    "joined_sessions",
-    "merge_episodes",
-    "merged_report",
-    "read_report",
-    "repeat_counts",
-    "write_report",
-]
 
 EPISODES_CSV = "episodes.csv"
 REPORT_JSON = "report.json"

@@ -21,8 +21,6 @@ from rlmesh_gym.runtime.report.formatting import (
 )
 from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
-__all__ = ["RuntimeReport"]
-
 
 @dataclass(frozen=True)
 class RuntimeReport(PlainData):

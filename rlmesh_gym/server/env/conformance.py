@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.server.env.served_env import Warnings
 
-__all__ = ["Conformance", "ValidationPolicy", "resolve_policy"]
 
 ValidationPolicy = Literal["warn", "strict", "off"]
 

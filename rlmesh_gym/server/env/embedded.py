@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.server.env.lane_vector import Made
 
-__all__ = ["build", "main", "run"]
 
 _KEYS = {
     "address",

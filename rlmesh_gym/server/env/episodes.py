@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["EpisodeBook"]
 
 INTERRUPTED_KEPT = 100
 """Interrupted episodes that wait for the next step's report; older ones are dropped."""

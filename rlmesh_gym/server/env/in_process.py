@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc import InProcessPending
     from rlmesh_gym.server.env.served_env import Outcome, ServedEnv
 
-__all__ = ["InProcessEnvSession"]
-
 
 class InProcessEnvSession(InProcessSession):
     """A session with an environment of this process; what :class:`~rlmesh_gym.rpc.EnvSession` is.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Future
 
-__all__ = ["LaneCalls", "LaneResults", "LaneScheduler"]
 
 T = TypeVar("T")
 

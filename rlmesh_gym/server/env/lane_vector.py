@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
     ]
 
-__all__ = ["LaneVector", "make_envs"]
 
 _SMALL_ROW_BYTES = 1024
 

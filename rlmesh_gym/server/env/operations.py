@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     Buffers = list[bytes | memoryview]  # A large observation, left for the encoded answer.
     Verb = Callable[[Any, interaction_pb2.JoinResponse], Buffers | None]
 
-__all__ = ["Operations", "Reply", "lanes_named"]
 
 T = TypeVar("T")
 

@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.server.env.served_env import Outcome
 
-__all__ = [
-    "ErrorCode",
-    "RefusedError",
-    "check_roll",
-    "failure",
-    "invalid",
-    "unsupported",
-]
 
 ErrorCode = interaction_pb2.EnvErrorCode
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     import gymnasium as gym
 
-__all__ = ["as_flag", "as_reward", "check_equal_spaces", "close_all", "detached"]
-
 
 def check_equal_spaces(envs: Sequence[gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
     """Return the first env, whose spaces are everybody's.

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Lanes = Sequence[int] | None
     Options = dict[str, Any] | None
 
-__all__ = ["Outcome", "ServedEnv", "Warnings", "once_per_path"]
 
 Warnings = list[tuple[int, dict[str, str]]]
 """Row of the answer and what was found there: ``kind``, ``path``, ``detail``."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.server.env.served_env import Lanes, Options, Warnings
 
-__all__ = ["ServedLanes"]
 
 _LEGACY_RESULT = 4
 """Length of a step's result before ``truncated`` had its own place."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.server.env.served_env import Lanes, Options, Warnings
 
-__all__ = ["ServedVector"]
 
 _PICTURE_AXES = 3
 

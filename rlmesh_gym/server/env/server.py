@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["EnvServer"]
 
 _logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.rpc import JoinPeer
 
-__all__ = ["Lease", "SessionSlots"]
 
 _GRACE_SECONDS = 0.5
 """How long a newcomer waits for a slot. Often it is the same client, come back before the news of

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     AnyEnv = gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Sequence[gym.Env[Any, Any]]
 
-__all__ = ["EnvSource"]
 
 _logger = logging.getLogger(__name__)
 _UNKNOWN_ID = "UnknownEnv-v1"

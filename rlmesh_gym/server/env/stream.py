@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     Responses = Iterator[interaction_pb2.JoinResponse | bytes]
     Run = Callable[[Callable[[], Reply]], Reply]
 
-__all__ = ["EnvStream"]
-
 
 class EnvStream:
     """Answers the requests of one client.

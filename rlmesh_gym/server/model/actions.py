@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import Leaves
 
-__all__ = ["detached", "read_batch"]
 
 _BUILT_IN = 1
 """``isbuiltin`` of numpy's own dtypes; those of other packages, such as bfloat16, say 2."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import EnvSpec
     from rlmesh_gym.server.model.service import Client, ModelService
 
-__all__ = ["Release", "Reset", "Resolve", "release"]
 
 _logger = logging.getLogger(__name__)
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     Episodes = Sequence[tuple[str, int | None]]
 
-__all__ = ["check_needs", "make_observation", "prediction_failed", "read_frames"]
 
 _MAX_SIGNATURE_LEAVES = 16
 

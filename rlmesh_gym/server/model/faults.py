@@ -15,7 +15,6 @@ from rlmesh_gym.errors import Error, ModelError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["closed", "encode_fault", "invalid", "model_raised", "not_configured", "unsupported"]
 
 _CODES = {
     name.removeprefix("MODEL_ERROR_CODE_")

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.rpc import HistoryRows, InProcessPending
 
-__all__ = ["InProcessModelSession"]
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)

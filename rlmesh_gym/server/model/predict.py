@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.server.model.routes import Route
     from rlmesh_gym.server.model.service import Client, ModelService
 
-__all__ = ["GroupedPredict", "Predict", "PredictJob"]
-
 
 class Predict(Exchange):
     """Predict: one batch of rows to actions. Decode, call the handler, encode."""

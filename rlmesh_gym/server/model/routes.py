@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.model import ModelObservation, ModelRoute
 
-__all__ = ["MAX_TRACKED_EPISODES", "Route", "RouteTable", "StepTracker"]
 
 MAX_TRACKED_EPISODES = 4096
 """Episodes kept per environment when the client never says that they are over."""

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.model import ModelHandler, ModelRouteSetup
     from rlmesh_gym.server.model.routes import Route
 
-__all__ = ["Client", "Exchange", "ModelService", "Unknown", "check_context"]
 
 _logger = logging.getLogger(__name__)
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.server.model.service import ModelService
 
-__all__ = ["MAX_IN_WORK", "ModelStream"]
 
 _logger = logging.getLogger(__name__)
 
