@@ -201,7 +201,8 @@ class Ordered(Protocol):
     """Something that needs its turn at distinct keys, such as lanes or env ids."""
 
     @property
-    def keys(self) -> Iterable[Hashable]: ...
+    def keys(self) -> Iterable[Hashable]:
+        """Where it needs its turn."""
 
     ahead: int
     """Number of keys at which something else is still ahead; written by :class:`Turns`."""
