@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class ServedEnv(ABC):
     base: Any
     has_own_processes = False
 
-    @property
+    @cached_property
     def num_envs(self) -> int:
         """Number of lanes."""
         return self.contract.num_envs
