@@ -290,8 +290,8 @@ class OneRun:
         interrupted: list[EpisodeRecord],
         telemetry: TelemetrySnapshot,
     ) -> RuntimeReport:
-        completed = [] if self.loop is None else self.loop.episodes
         plan, watcher, loop = self.plan, self.watcher, self.loop
+        completed = [] if loop is None else loop.episodes
         asked = self.spec.execution_horizon
         executed = (watcher.most_frames if watcher else 0) or asked
         return RuntimeReport(
