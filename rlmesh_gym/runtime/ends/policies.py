@@ -43,11 +43,7 @@ class RunPolicy(ABC):
 
     endpoint: str
     lanes: LanePolicy  # Valid once set up.
-
-    @property
-    def horizon(self) -> int | None:
-        """Horizon that the policy brings along; None where the run's counts."""
-        return None
+    horizon: int | None = None  # What the policy brings along; None where the run's counts.
 
     @abstractmethod
     def open(self, limits: RuntimeLimits) -> AnyModelSession:
@@ -166,16 +162,12 @@ class WholePolicy(RunPolicy, Episodes):
         self.endpoint: str = policy.endpoint
         self.policy = policy
         self.lanes = policy.lane_policy
+        self.horizon = policy.execution_horizon
         self._overrides = any(
             getattr(type(policy), name) is not getattr(RemotePolicy, name)
             for name in ("predict", "__call__")
         )
         self._bounds: Boundaries | None = None
-
-    @property
-    def horizon(self) -> int:
-        """The policy's own."""
-        return self.policy.execution_horizon
 
     def open(self, limits: RuntimeLimits) -> AnyModelSession:
         """Return the policy's session."""
