@@ -14,7 +14,7 @@ from rlmesh_gym.rpc import EDITION
 from rlmesh_gym.server.model.answers import check_needs
 from rlmesh_gym.server.model.faults import invalid, model_raised
 from rlmesh_gym.server.model.routes import Route
-from rlmesh_gym.server.model.service import Exchange, check_context
+from rlmesh_gym.server.model.service import ModelCall, check_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-class Resolve(Exchange):
+class Resolve(ModelCall):
     """ResolveAdapter: an upsert, which also forgets the steps delivered so far."""
 
     operation = "resolve_adapter"
@@ -102,7 +102,7 @@ class Resolve(Exchange):
         release(self.service, self.client, orphan, "its client is gone", lambda _: None)
 
 
-class _Ending(Exchange):
+class _Ending(ModelCall):
     """What ends for a model: every part is told, also after one has failed."""
 
     _failure: BaseException | None = None

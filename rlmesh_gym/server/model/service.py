@@ -38,7 +38,7 @@ class ModelService:
         self.handler = handler
         self.setup: ModelRouteSetup | None = handler.route_setup()
         self.routes = RouteTable(max_adapters)
-        self.order: Turns[Exchange] = Turns()
+        self.order: Turns[ModelCall] = Turns()
         self.model_thread = DedicatedThread("rlmesh_gym-model")
         self.workers = GrowingExecutor("rlmesh_gym-model-worker")
         self.last_activity = time.monotonic()
@@ -47,24 +47,24 @@ class ModelService:
         self._drains: set[Callable[[], None]] = set()
         self._stopping = False
 
-    def dispatch(self, exchange: Exchange) -> None:
+    def dispatch(self, call: ModelCall) -> None:
         """Take a request in; it starts when its turn comes."""
         with self._lock:
             self.in_flight += 1
-        if self.order.enter(exchange):
-            if exchange.brief:
-                exchange.start()
+        if self.order.enter(call):
+            if call.brief:
+                call.start()
             else:
-                self.workers.run(exchange.start)
+                self.workers.run(call.start)
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, call: ModelCall) -> None:
         """Hand an answer over and let the next requests have their turn."""
         with self._lock:
-            exchange.response.in_flight = min(self.in_flight, _UINT32_MAX)
+            call.response.in_flight = min(self.in_flight, _UINT32_MAX)
             self.in_flight -= 1
         self.last_activity = time.monotonic()
-        exchange.deliver(exchange.response)
-        for ready in self.order.leave(exchange):
+        call.deliver(call.response)
+        for ready in self.order.leave(call):
             self.workers.run(ready.start)
 
     def read_model(self, response: interaction_pb2.JoinResponse) -> None:
@@ -149,7 +149,7 @@ def check_context(context: interaction_pb2.AdapterContext, operation: str) -> st
     return context.env_id
 
 
-class Exchange:
+class ModelCall:
     """One request of ``client``, or one that its end caused, and the answer.
 
     ``start`` is called once, when it is this request's turn at all its environments; the turn ends
@@ -222,7 +222,7 @@ class Exchange:
         raise NotImplementedError
 
 
-class Unknown(Exchange):
+class Unknown(ModelCall):
     """A request without a kind, or with one from a later edition."""
 
     operation = "request"
