@@ -25,11 +25,7 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 
 class RawValue:
-    """A ``SpaceValue`` that was never parsed.
-
-    Attributes:
-        leaves: As in the message; views of the received answer, which they keep alive.
-    """
+    """A ``SpaceValue`` that was never parsed; its leaves keep the received answer alive."""
 
     __slots__ = ("leaves",)
 

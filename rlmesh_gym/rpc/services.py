@@ -19,21 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One of the two.
-
-    Attributes:
-        kind: ``"env"`` or ``"model"``.
-        messages: Module with its unary messages.
-        join_request: What a client sends on its Join stream.
-        parse: Reads what the server answers there; raises protobuf's ``DecodeError``.
-        error: Turns an in-band error, and the pending that it answers, into one of this package's.
-    """
+    """One of the two."""
 
     kind: str
-    messages: Any
+    messages: Any  # The module with its unary messages.
     join_request: Any
-    parse: Callable[[bytes], Any]
-    error: Callable[[Any, Any], Error]
+    parse: Callable[[bytes], Any]  # Reads a JoinResponse; raises protobuf's DecodeError.
+    error: Callable[[Any, Any], Error]  # Of an in-band error and the pending that it answers.
 
     @property
     def name(self) -> str:

@@ -24,17 +24,11 @@ if TYPE_CHECKING:
 
 
 class HistoryRows(NamedTuple):
-    """Observations of one replayed step, for the episodes that replayed it.
-
-    Attributes:
-        step: Number of the step.
-        observation: One row per episode, as the session packs it.
-        episodes: Id and seed of each row's episode.
-    """
+    """Observations of one replayed step, for the episodes that replayed it."""
 
     step: int
-    observation: Any
-    episodes: Sequence[tuple[str, int | None]]
+    observation: Any  # As the session packs it.
+    episodes: Sequence[tuple[str, int | None]]  # Id and seed of each row's.
 
 
 class RequestContext(NamedTuple):
@@ -55,9 +49,6 @@ class ModelSession(Session):
     The Join stream is opened with the first request, and again by the first request after it has
     ended. Adapters live on the server, so they outlive a stream, but not a server. Requests return
     at once with a :class:`~rlmesh_gym.rpc.Pending`; they may be made from several threads.
-
-    Attributes:
-        session_id: Names this session in every request's context.
     """
 
     component = "model-client"
@@ -109,13 +100,9 @@ class ModelSession(Session):
         execution_horizon: int = 1,
         delivers_history: bool = False,
     ) -> Pending[interaction_pb2.ResolveAdapterResponse]:
-        """Ask the model to set itself up for an environment.
+        """Ask the model to set itself up for an environment, by the key for later requests.
 
-        Args:
-            env_id: Key of the adapter in later requests; any text, unique per client.
-            env_spec: Spaces and metadata of the environment.
-            execution_horizon: Most action frames that one predict may return.
-            delivers_history: Later requests bring the observations of replayed steps.
+        With ``delivers_history`` those bring the observations of replayed steps.
         """
         request = self._request("resolve_adapter", env_id)
         resolve = request.resolve_adapter
@@ -143,14 +130,10 @@ class ModelSession(Session):
         history: Sequence[HistoryRows] = (),
         step: int | None = None,
     ) -> Pending[interaction_pb2.PredictResponse]:
-        """Ask for actions.
+        """Ask for actions, one per row of the observation, whose episodes have an id and a seed.
 
-        Args:
-            env_id: Key given to :meth:`resolve_adapter`.
-            observation: One row per entry of ``episodes``.
-            episodes: Episode id and seed of each row; ids are unique.
-            history: Observations of the steps since the last request, oldest first.
-            step: Number of the environment's step, where history was agreed on.
+        Where history was agreed on, ``step`` numbers the environment's step, and ``history`` has
+        the observations of those since the last request, oldest first.
         """
         request = self._request("predict", env_id)
         predict = request.predict
@@ -184,12 +167,8 @@ class ModelSession(Session):
         """End the session, within ``timeouts.close``; never raises, and may be called again.
 
         It ends the stream and sends no CloseParticipant: the released server would take that as a
-        reason to drop every client's adapters.
-
-        Args:
-            reason: Goes out with the release of an adapter; no other message could carry it.
-            env_id: Key of an adapter to release first; none if omitted.
-            episode_ids: Episodes of it that are over.
+        reason to drop every client's adapters. First, the adapter of ``env_id`` is released, for
+        ``reason``, after it was told that ``episode_ids`` are over.
         """
 
         def farewell(stream: JoinStream, limit: float | None) -> Pending[Any] | None:

@@ -47,19 +47,7 @@ class GrpcHost:
     """A gRPC server for one service at one address.
 
     Every call runs on a daemon thread of its own, so that a blocked session delays no handshake and
-    no exit of the process.
-
-    Args:
-        service: What to serve.
-        address: See :func:`~rlmesh_gym.rpc.address.parse_bind_address`.
-        token: Ask every client for it; else ``RLMESH_GYM_TOKEN``, else none.
-        tls: Serve with this certificate.
-
-    Attributes:
-        address: The bound address, ``None`` before :meth:`start`.
-
-    Raises:
-        ConfigurationError: An address or option that cannot work.
+    no exit of the process. ``address`` is the bound one, ``None`` before :meth:`start`.
     """
 
     def __init__(
@@ -82,12 +70,7 @@ class GrpcHost:
         self._finalizer: weakref.finalize[Any, GrpcHost] | None = None
 
     def start(self) -> str:
-        """Listen; return the address for clients, ``tcp://host:port`` or ``unix:///path``.
-
-        Raises:
-            ConfigurationError: Something else listens there, or the address cannot be bound.
-            StateError: Started before.
-        """
+        """Listen, once; return the address for clients. A ConfigurationError says why it cannot."""
         if self.address is not None or self._is_stopped:
             raise StateError("a server starts once; make a new one")
         claim(self._bind)

@@ -47,15 +47,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Reply:
-    """An answer and what it does to the stream.
+    """An answer and what it does to the stream."""
 
-    Attributes:
-        response: The answer; encoded already where its observation is large.
-        closes: The server ends the stream after it.
-    """
-
-    response: interaction_pb2.JoinResponse | bytes
-    closes: bool = False
+    response: interaction_pb2.JoinResponse | bytes  # Encoded already where it is large.
+    closes: bool = False  # The server ends the stream after it.
 
 
 def lanes_named(request: interaction_pb2.JoinRequest) -> Sequence[int]:

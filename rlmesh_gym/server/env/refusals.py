@@ -23,20 +23,14 @@ ErrorCode = interaction_pb2.EnvErrorCode
 
 @dataclass(eq=False)
 class InBandError(Exception):
-    """A request that is answered with an in-band error.
-
-    Attributes:
-        recoverable: The session goes on as if the request had not been made.
-        lanes: Lanes that the request named; None for the whole vector.
-        cuts: The running episodes of those lanes end here.
-    """
+    """A request that is answered with an in-band error."""
 
     code: ErrorCode.ValueType
     message: str
-    recoverable: bool = True
+    recoverable: bool = True  # The session goes on as if the request had not been made.
     debug_info: str = ""
-    lanes: Sequence[int] | None = None
-    cuts: bool = False
+    lanes: Sequence[int] | None = None  # That the request named; None for the whole vector.
+    cuts: bool = False  # The running episodes of those lanes end here.
 
 
 def invalid(message: str) -> InBandError:

@@ -31,11 +31,8 @@ _LEGACY_RESULT = 4
 class ServedLanes(ServedEnv):
     """Scalar envs with equal spaces, DISABLED autoreset; one of them makes a single endpoint.
 
-    Args:
-        envs: The lanes; this object closes them.
-        env_id: Name that the contract announces.
-        overlap: Lanes may be at work at the same time, on threads of their own; they are where
-            a call takes long enough to be worth it.
+    This object closes them. With ``overlap`` they may be at work at the same time, on threads of
+    their own; they are where a call takes long enough to be worth it.
     """
 
     has_lane_operations = True

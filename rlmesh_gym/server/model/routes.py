@@ -43,13 +43,9 @@ class StepTracker:
     ) -> dict[str, int]:
         """Return the last step of every episode in a request, for :meth:`commit`.
 
-        Args:
-            rows: ``(step, episode ids)`` of each history frame in the order sent, and last of the
-                request's own rows.
-            staged: Steps checked earlier but not committed, as within one grouped request.
-
-        Raises:
-            ModelError: INVALID_REQUEST for a gap, a repeat or rows out of order.
+        ``rows`` are step and episode ids of each history frame in the order sent, and last of the
+        request's own rows; ``staged`` are steps checked earlier but not committed, as within one
+        grouped request. A gap, a repeat or rows out of order are refused.
         """
         steps: dict[str, int] = {}
         last = self._last

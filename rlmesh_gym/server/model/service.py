@@ -116,17 +116,12 @@ class ModelService:
 
 
 class Client:
-    """Who sends the requests of one stream. It does not know the stream, which it outlives.
-
-    Attributes:
-        over: Set when the stream has ended, by its client's wish or not.
-        sessions: The owners of this client's routes.
-    """
+    """Who sends the requests of one stream. It does not know the stream, which it outlives."""
 
     def __init__(self) -> None:
-        self.over = threading.Event()
+        self.over = threading.Event()  # Set when the stream has ended, by its client's wish or not.
         self._token = object()
-        self.sessions: set[object] = {self._token}
+        self.sessions: set[object] = {self._token}  # The owners of this client's routes.
 
     def owner(self, context: interaction_pb2.AdapterContext) -> object:
         """Name the session of a request: the client's name for it, or else this stream."""
@@ -144,8 +139,9 @@ class Client:
 def check_context(context: interaction_pb2.AdapterContext, operation: str) -> str:
     """Return the env id of a request, which must have one."""
     if not context.env_id:
-        message = f"{operation}: context.env_id is empty; it names the environment"
-        raise invalid(message, recoverable=False)
+        raise invalid(
+            f"{operation}: context.env_id is empty; it names the environment", recoverable=False
+        )
     return context.env_id
 
 
@@ -153,17 +149,12 @@ class ModelCall:
     """One request of ``client``, or one that its end caused, and the answer.
 
     ``start`` is called once, when it is this request's turn at all its environments; the turn ends
-    with the answer.
-
-    Attributes:
-        keys: The environments whose order the request takes part in.
-        brief: ``start`` is short and never runs user code, so that the reader may run it itself.
-        skippable: Pointless once its stream is gone.
+    with the answer. ``keys`` are the environments whose order it takes part in.
     """
 
     operation: ClassVar[str]  # As the wire names the kind of request.
-    brief = False
-    skippable: ClassVar[bool] = False
+    brief = False  # ``start`` is short and runs no user code, so that the reader may run it itself.
+    skippable: ClassVar[bool] = False  # Pointless once its stream is gone.
 
     def __init__(
         self,
