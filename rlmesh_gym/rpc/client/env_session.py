@@ -123,10 +123,6 @@ class EnvSession(Session):
 
         Seeds, where there are any, and the ids of the episodes that begin are one per lane asked
         for. Options of ``None`` are not the same as an empty mapping.
-
-        Raises:
-            ResetNeededError: Lanes were named while the whole vector must be reset.
-            CodecError: Options that have no form on the wire.
         """
         request = interaction_pb2.JoinRequest()
         reset = request.reset
@@ -145,11 +141,7 @@ class EnvSession(Session):
         env_indices: Sequence[int] = (),
         episode_ids: Sequence[str] = (),
     ) -> Pending[interaction_pb2.StepResponse]:
-        """Ask for a step of all lanes, or of those in ``env_indices``, each with its row.
-
-        Raises:
-            ResetNeededError: The stream has ended; ``reset`` opens a new one.
-        """
+        """Ask for a step of all lanes, or of those in ``env_indices``, each with its row."""
         request = interaction_pb2.JoinRequest()
         step = request.step
         # One copy. Nested constructors make a slow one per level (measured: 3 ms for 2 MB).
@@ -161,11 +153,7 @@ class EnvSession(Session):
         return self._send(request, "step", self.timeouts.step, lanes=tuple(env_indices))
 
     def render(self, env_indices: Sequence[int] = ()) -> Pending[interaction_pb2.RenderResponse]:
-        """Ask for a frame of the lane in ``env_indices``, of lane 0 where it is empty.
-
-        Raises:
-            ResetNeededError: The stream has ended; ``reset`` opens a new one.
-        """
+        """Ask for a frame of the lane in ``env_indices``, of lane 0 where it is empty."""
         request = interaction_pb2.JoinRequest()
         request.render.SetInParent()
         request.render.env_indices.extend(env_indices)

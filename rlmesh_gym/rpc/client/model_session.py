@@ -148,14 +148,15 @@ class ModelSession(Session):
         self, env_id: str, episode_ids: Sequence[str] = ()
     ) -> Pending[interaction_pb2.ResetAdapterResponse]:
         """Tell the model that episodes are over; no ids means all of this environment's."""
-        request = self._reset_request(env_id, episode_ids)
+        request = self._request("reset_adapter", env_id, episode_ids=episode_ids)
         return self._ask(request, "reset_adapter", episode_ids)
 
     def release_adapter(
         self, env_id: str, reason: str = ""
     ) -> Pending[interaction_pb2.ReleaseAdapterResponse]:
         """Tell the model that the environment is gone."""
-        return self._ask(self._release_request(env_id, reason), "release_adapter")
+        request = self._request("release_adapter", env_id, reason=reason)
+        return self._ask(request, "release_adapter")
 
     def hang_up(self) -> None:
         """Drop the stream with all that is in flight; the next request opens a new one."""
@@ -175,34 +176,23 @@ class ModelSession(Session):
             if not env_id:
                 return None
             if episode_ids:
-                request = self._reset_request(env_id, episode_ids)
+                request = self._request("reset_adapter", env_id, episode_ids=episode_ids)
                 context = _context(request.reset_adapter, episode_ids)
                 stream.send(request, "reset_adapter", context=context, timeout=limit)
-            request = self._release_request(env_id, reason)
+            request = self._request("release_adapter", env_id, reason=reason)
             context = _context(request.release_adapter)
             return stream.send(request, "release_adapter", context=context, timeout=limit)
 
         self._connection.close(farewell, waits_for_work=True)
         self._finalizer.detach()
 
-    def _request(self, kind: str, env_id: str) -> interaction_pb2.JoinRequest:
-        request = interaction_pb2.JoinRequest()
+    def _request(self, kind: str, env_id: str, **fields: Any) -> interaction_pb2.JoinRequest:
+        arm: dict[str, Any] = {kind: fields}
+        request = interaction_pb2.JoinRequest(**arm)
         context = getattr(request, kind).context
         context.session_id = self.session_id
         context.env_id = env_id
         context.request_id = f"model-{next(self._request_ids)}"
-        return request
-
-    def _reset_request(
-        self, env_id: str, episode_ids: Sequence[str]
-    ) -> interaction_pb2.JoinRequest:
-        request = self._request("reset_adapter", env_id)
-        request.reset_adapter.episode_ids.extend(episode_ids)
-        return request
-
-    def _release_request(self, env_id: str, reason: str) -> interaction_pb2.JoinRequest:
-        request = self._request("release_adapter", env_id)
-        request.release_adapter.reason = reason
         return request
 
     def _ask(

@@ -92,11 +92,7 @@ class Session:
         self._interruption = None
 
     def ping(self) -> float:
-        """Return the seconds that one more handshake takes.
-
-        Raises:
-            RemoteError: The handshake failed.
-        """
+        """Return the seconds that one more handshake takes."""
         begun = time.perf_counter()
         self._connection.handshake(self.component, self.client_capabilities)
         return time.perf_counter() - begun

@@ -14,7 +14,7 @@ import grpc
 
 from rlmesh_gym.errors import ConfigurationError, StateError
 from rlmesh_gym.rpc.address import parse_bind_address
-from rlmesh_gym.rpc.client.channel import MESSAGE_OPTIONS
+from rlmesh_gym.rpc.client.connection import MESSAGE_OPTIONS
 from rlmesh_gym.rpc.config import TLSConfig, resolve_token
 from rlmesh_gym.rpc.host.callbacks import JoinPeer, Refused
 from rlmesh_gym.rpc.host.link_serving import LinkHost
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from rlmesh_gym.rpc.address import Address
-    from rlmesh_gym.rpc.client.channel import ChannelOptions
+    from rlmesh_gym.rpc.client.connection import ChannelOptions
     from rlmesh_gym.rpc.config import TLSLike
     from rlmesh_gym.rpc.host.callbacks import ServiceCallbacks
 

@@ -38,8 +38,11 @@ class Resolve(ModelCall):
         env_id = check_context(request.context, self.operation)
         edition = request.selected_workflow_edition
         if edition not in ("", EDITION):
-            message = f"resolve_adapter: edition {edition!r} is not spoken here, expected {EDITION}"
-            raise invalid(message, recoverable=False, env_id=env_id)
+            raise invalid(
+                f"resolve_adapter: edition {edition!r} is not spoken here, expected {EDITION}",
+                recoverable=False,
+                env_id=env_id,
+            )
         options = ResolveOptions(request.execution_horizon or 1, request.delivers_history)
         if options.execution_horizon > MAX_EXECUTION_HORIZON:
             message = (
@@ -49,13 +52,17 @@ class Resolve(ModelCall):
             raise invalid(message, env_id=env_id)
         self._make_room(env_id)
         if not request.HasField("env_spec"):
-            message = "resolve_adapter: env_spec is missing; it holds the spaces"
-            raise invalid(message, recoverable=False, env_id=env_id)
+            raise invalid(
+                "resolve_adapter: env_spec is missing; it holds the spaces",
+                recoverable=False,
+                env_id=env_id,
+            )
         try:
             contract = decode_env_spec(request.env_spec)
         except CodecError as error:
-            message = f"resolve_adapter: env_spec is malformed: {error}"
-            raise invalid(message, recoverable=False, env_id=env_id) from error
+            raise invalid(
+                f"resolve_adapter: env_spec is malformed: {error}", recoverable=False, env_id=env_id
+            ) from error
         needs = self._set_up(env_id, contract, options)
         route = Route(
             ModelRoute(env_id, contract, options, needs),

@@ -106,10 +106,9 @@ class GroupedPredict(Predict):
         """Call predict_grouped."""
         results = list(self.service.handler.predict_grouped(observations))
         if len(results) != len(observations):
-            message = (
+            raise ValueError(
                 f"predict_grouped returned {len(results)} results for {len(observations)} groups"
-            )
-            raise ValueError(message)  # Counts as the handler's exception.
+            )  # Counts as the handler's exception.
         return results
 
     def encode(self) -> None:
