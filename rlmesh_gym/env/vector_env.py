@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 
 from rlmesh_gym.codec import as_autoreset_mode
 from rlmesh_gym.codec.reset_arguments import expand_seeds, split_options, warn_of_mask
-from rlmesh_gym.env.drive.actions import ActionReader
+from rlmesh_gym.env.drive.actions import ActionCheck
 from rlmesh_gym.env.drive.recovery import Recovery
 from rlmesh_gym.env.open.connect import connect, find_sources, step_limit
 from rlmesh_gym.env.open.sources import ConnectionOptions
@@ -182,7 +182,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(contract.single_observation_space, total)
         self.action_space = batch_space(contract.single_action_space, total)
         self.copy = copy
-        self._actions = ActionReader(self._group.action_codec, total)
+        self._actions = ActionCheck(self._group.action_codec, total)
         self._buffers = None if copy else self._group.codec.empty(total)
         self._known_seeds = [-1] * total
         self._reset_seeds: list[int | None] = []
