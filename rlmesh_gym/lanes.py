@@ -110,9 +110,6 @@ class LaneTable:
         truncated: bool = False,
         interrupted: bool = False,
         final_info: dict[str, Any] | None = None,
-        index: int = 0,
-        env_time: float = 0.0,
-        policy_time: float = 0.0,
     ) -> EpisodeRecord:
         """Write up the lane's current episode; call it before ``begin`` starts the next one.
 
@@ -135,8 +132,5 @@ class LaneTable:
             success=None if interrupted else success_of(info),
             started_at=time.time() - duration,
             duration=duration,
-            env_time=env_time,
-            policy_time=policy_time,
-            index=index,
             final_info=info,
         )

@@ -97,7 +97,7 @@ class ActiveExchange:
 
 
 class VectorCall:
-    """A ``"reset"`` or ``"step"`` of a vector: a run per endpoint that takes part, in lane order."""
+    """A ``"reset"`` or ``"step"``: one run per endpoint that takes part, in lane order."""
 
     __slots__ = ("batch", "name", "runs")
 
