@@ -67,9 +67,8 @@ class LaneTable:
     @property
     def phases(self) -> tuple[LanePhase, ...]:
         """Phase of each lane."""
-        return tuple(
-            LanePhase.ENDED if ended else LanePhase.RUNNING for ended in self.ended.tolist()
-        )
+        phases = LanePhase.RUNNING, LanePhase.ENDED
+        return tuple(phases[ended] for ended in self.ended.tolist())
 
     def begin(
         self,

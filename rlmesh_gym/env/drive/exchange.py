@@ -1,9 +1,9 @@
 """Conversations with endpoints: each a generator that yields what it waits for.
 
 A conversion writes one operation as straight code (send, ``yield`` the pending answer, send the
-next), and :class:`VectorCall` runs those of all endpoints side by side: everybody sends first, then all
-are awaited. An operation that misses its deadline stays suspended where it is, and the next call
-carries it to its end.
+next), and :class:`VectorCall` runs those of all endpoints side by side: everybody sends first, then
+all are awaited. An operation that misses its deadline stays suspended where it is, and the next
+call carries it to its end.
 """
 
 from __future__ import annotations
