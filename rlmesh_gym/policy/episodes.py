@@ -167,9 +167,7 @@ class LocalEpisodes(Episodes):
         if mask.shape == () and self._num_envs == 1:
             mask = mask.reshape(1)
         if mask.shape != (self._num_envs,):
-            message = f"{name} has shape ({self._num_envs},) here, got {mask.shape}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"{name} has shape ({self._num_envs},) here, got {mask.shape}")
         if mask.dtype.kind not in "biuf":
-            message = f"{name} is a mask of bools here, got dtype {mask.dtype}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"{name} is a mask of bools here, got dtype {mask.dtype}")
         return mask.astype(np.bool_)

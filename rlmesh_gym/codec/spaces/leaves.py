@@ -113,8 +113,7 @@ class Leaf:
     def _fit(self, sample: object) -> NDArray[Any]:
         array = as_array(sample, self.dtype, self.path)
         if [n for n in array.shape if n != 1] != [n for n in self.shape if n != 1]:
-            message = f"expected shape {self.shape}, got {array.shape}"
-            raise CodecError(message, path=self.path)
+            raise CodecError(f"expected shape {self.shape}, got {array.shape}", path=self.path)
         return array.reshape(self.shape)
 
     def unbatch(self, rows: NDArray[Any]) -> Any:

@@ -45,8 +45,7 @@ class PlanSchedule:
             message = f"replan_interval is 1 to execution_horizon={horizon}, got {replan_interval}"
             raise ConfigurationError(message)
         if coalesce < 0:
-            message = f"coalesce is not negative, got {coalesce}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"coalesce is not negative, got {coalesce}")
         if prefetch and horizon < 2:  # noqa: PLR2004 - the least that leaves a frame to replay
             message = "prefetch needs an execution_horizon of 2 or more: nothing replays meanwhile"
             raise ConfigurationError(message)
