@@ -176,7 +176,4 @@ class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
         self._group.close()
 
     def _info(self, parts: list[tuple[Endpoint, InfoRows]]) -> dict[str, Any]:
-        info: dict[str, Any] = {}
-        for _, row in lane_rows(parts):
-            info.update(row)
-        return info
+        return {key: value for _, row in lane_rows(parts) for key, value in row.items()}

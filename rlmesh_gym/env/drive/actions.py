@@ -46,9 +46,7 @@ class ActionCheck:
             except CodecError as error:
                 raise self._mismatch(actions, error) from None
         wrong = self._codec.out_of_domain(leaves)
-        if wrong:
-            leaves = self._replace(leaves, wrong, ignored)
-        return leaves
+        return self._replace(leaves, wrong, ignored) if wrong else leaves
 
     def read_one(self, action: Any) -> Leaves:
         """Check a single action and return its leaves, with one row; see ``read``."""
