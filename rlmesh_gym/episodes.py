@@ -1,4 +1,4 @@
-"""Episodes that are over: one record for each, the log of a vector env, and their statistics.
+"""Episodes that are over: records, the log of a vector env, whether they succeeded, statistics.
 
 It knows numbers and nothing of lanes, wires or files. What ``envs.episodes`` and the report of a
 run say of their episodes comes from here, so that the two agree.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
@@ -17,14 +17,8 @@ import numpy.typing as npt
 
 from rlmesh_gym.plain_data import PlainData
 
-__all__ = [
-    "Distribution",
-    "EpisodeLog",
-    "EpisodeRecord",
-    "EpisodeStatistics",
-    "EpisodeSummary",
-    "wilson_interval",
-]
+SUCCESS_KEYS = ("is_success", "success", "task_success")
+"""Read in this order, first in the info itself, then inside its ``episode``."""
 
 _Z95 = 1.959964  # Two-sided 95 % point of the normal distribution.
 
@@ -259,3 +253,36 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     spread = share * (1 - share) / trials + square / (4 * trials**2)
     half = _Z95 / (1 + square / trials) * math.sqrt(spread)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def success_of(info: Mapping[str, Any]) -> bool | None:
+    """Read whether an episode succeeded from the info of its last step, of one lane.
+
+    A flag is a bool, a number, or an array, tensor, list or tuple with exactly one of these in it.
+    None where the info holds none that is one truth value.
+    """
+    for place in (info, info.get("episode")):
+        if isinstance(place, Mapping):
+            for key in SUCCESS_KEYS:
+                flag = _truth(place.get(key))
+                if flag is not None:
+                    return flag
+    return None
+
+
+def _truth(value: Any) -> bool | None:
+    if isinstance(value, (list, tuple)):
+        return _truth(value[0]) if len(value) == 1 else None
+    item = getattr(value, "item", None)
+    if callable(item):  # Arrays, numpy scalars and tensors, on whatever device.
+        try:
+            value = item()
+        except (TypeError, ValueError, RuntimeError):
+            return None  # Several values, or none.
+    elif callable(getattr(value, "__array__", None)):
+        return _truth(value.__array__())
+    if isinstance(value, (list, tuple)):  # In an array of objects.
+        return _truth(value)
+    if not isinstance(value, (bool, int, float)) or math.isnan(value):
+        return None
+    return bool(value)

@@ -140,28 +140,26 @@ class ResetNeededError(StateError, gymnasium.error.ResetNeeded):
     """``step`` on a lane without a running episode."""
 
 
-class PendingCallError(StateError, gymnasium.error.AlreadyPendingCallError):
+class _CallError(StateError):
+    def __init__(self, message: str, *, name: str) -> None:
+        Error.__init__(self, message)  # Gymnasium's take the name by position.
+        self.name = name
+
+
+class PendingCallError(_CallError, gymnasium.error.AlreadyPendingCallError):
     """A call while another one is in flight.
 
     Attributes:
         name: The call in flight, such as ``"step"``.
     """
 
-    def __init__(self, message: str, *, name: str) -> None:
-        Error.__init__(self, message)
-        self.name = name
 
-
-class NoPendingCallError(StateError, gymnasium.error.NoAsyncCallError):
+class NoPendingCallError(_CallError, gymnasium.error.NoAsyncCallError):
     """A ``*_wait`` without its ``*_async``.
 
     Attributes:
         name: The call that was waited for.
     """
-
-    def __init__(self, message: str, *, name: str) -> None:
-        Error.__init__(self, message)
-        self.name = name
 
 
 class ForkedError(StateError):

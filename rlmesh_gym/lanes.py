@@ -14,18 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import uuid6
 
-from rlmesh_gym.episodes import EpisodeRecord
-from rlmesh_gym.success import success_of
+from rlmesh_gym.episodes import EpisodeRecord, success_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-__all__ = [
-    "LanePhase",
-    "LaneTable",
-    "any_true",
-    "mint_episode_id",
-]
 
 
 class LanePhase(Enum):
@@ -53,9 +45,6 @@ class LaneTable:
 
     The arrays are written in place and never replaced, so views of them stay valid.
 
-    Args:
-        num_envs: Number of lanes.
-
     Attributes:
         ended: bool ``(n,)``; True from an episode's last step to the next one's first observation.
         episode_ids: Episode of each lane's last observation; ``""`` before the first reset.
@@ -67,7 +56,6 @@ class LaneTable:
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.num_envs: int = num_envs
         self.ended: npt.NDArray[np.bool_] = np.ones(num_envs, dtype=np.bool_)
         self.episode_ids: list[str] = [""] * num_envs
         self.seeds: list[int | None] = [None] * num_envs
@@ -88,76 +76,27 @@ class LaneTable:
         lanes: Iterable[int],
         seeds: Sequence[int | None] | None = None,
         episode_ids: Sequence[str] | None = None,
-    ) -> list[str]:
-        """Begin a new episode on each of the lanes.
-
-        Args:
-            lanes: Which lanes.
-            seeds: Seed of each of them, in the same order; none were given if omitted.
-            episode_ids: Their ids if already minted (and sent down); minted here if omitted.
-
-        Returns:
-            The new ids, in the order of ``lanes``.
-        """
+    ) -> None:
+        """Begin a new episode on each of the lanes; ids are minted unless that is done already."""
         now = time.monotonic_ns()
-        begun: list[str] = []
         for position, lane in enumerate(lanes):
-            episode_id = mint_episode_id() if episode_ids is None else episode_ids[position]
             self.ended[lane] = False
-            self.episode_ids[lane] = episode_id
+            self.episode_ids[lane] = (
+                mint_episode_id() if episode_ids is None else episode_ids[position]
+            )
             self.seeds[lane] = None if seeds is None else seeds[position]
             self.lengths[lane] = 0
             self.returns[lane] = 0.0
             self.begun_ns[lane] = now
             self.is_cut[lane] = False
-            begun.append(episode_id)
-        return begun
 
-    def count(
-        self,
-        lanes: npt.NDArray[Any] | Sequence[int] | slice,
-        rewards: npt.NDArray[np.float64],
-    ) -> None:
-        """Count one step in which no episode ended; see ``advance``."""
+    def count(self, lanes: Sequence[int] | slice, rewards: npt.NDArray[np.float64]) -> None:
+        """Count one step of some lanes, whose rewards are given in that order."""
         self.lengths[lanes] += 1
         self.returns[lanes] += rewards
-
-    def advance(
-        self,
-        lanes: npt.NDArray[Any] | Sequence[int] | slice | None,
-        rewards: npt.NDArray[np.float64],
-        terminations: npt.NDArray[np.bool_],
-        truncations: npt.NDArray[np.bool_],
-    ) -> list[int]:
-        """Count one step of some lanes.
-
-        Args:
-            lanes: Mask, indices or slice of the lanes that were really stepped; None for all.
-            rewards: Their rewards, one per stepped lane in that order.
-            terminations: Their flags, likewise.
-            truncations: Their flags, likewise.
-
-        Returns:
-            The lanes whose episode ended with this step, ascending. They are ENDED from now on.
-        """
-        done = terminations | truncations
-        if lanes is None:
-            self.lengths += 1
-            self.returns += rewards
-            if not any_true(done):
-                return []
-            self.ended |= done
-            return np.flatnonzero(done).tolist()  # type: ignore[no-any-return,unused-ignore]
-        self.lengths[lanes] += 1
-        self.returns[lanes] += rewards
-        if not any_true(done):
-            return []
-        ended = np.arange(self.num_envs)[lanes][done]
-        self.ended[ended] = True
-        return sorted(ended.tolist())
 
     def end(self, lanes: Iterable[int]) -> None:
-        """Mark lanes as ENDED without a step, since their endpoint or their env was lost."""
+        """Mark lanes as ENDED, by their last step or since their endpoint or env was lost."""
         for lane in lanes:
             self.ended[lane] = True
 
@@ -177,20 +116,8 @@ class LaneTable:
     ) -> EpisodeRecord:
         """Write up the lane's current episode; call it before ``begin`` starts the next one.
 
-        Args:
-            lane: Which lane.
-            endpoint: Address that served it.
-            env_id: Id of its environment.
-            terminated: Flag of its last step.
-            truncated: Flag of its last step.
-            interrupted: It did not end by itself.
-            final_info: Info of its last step, owned by the record from now on.
-            index: Its place in a run's plan.
-            env_time: Seconds that a run waited for the env during it.
-            policy_time: Seconds that a run waited for the policy during it.
-
-        Returns:
-            The record; nothing in the table changes.
+        The keywords are the record's own, which owns ``final_info`` from now on. Nothing in the
+        table changes.
         """
         info = {} if final_info is None else final_info
         duration = (time.monotonic_ns() - int(self.begun_ns[lane])) / 1e9

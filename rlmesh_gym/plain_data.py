@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 from typing_extensions import Self
 
-__all__ = ["PlainData", "jsonable"]
-
 _NON_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gymnasium as gym
 
-__all__ = ["REMOTE_ID", "register"]
-
 REMOTE_ID = "rlmesh/Remote-v0"
 
 

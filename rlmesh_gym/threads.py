@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     Task = Callable[[], None]
 
-__all__ = ["DedicatedThread", "GrowingExecutor", "Turns", "run_together"]
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -51,9 +50,8 @@ class GrowingExecutor(ThreadPoolExecutor):
         self._name = name
         self._guard = threading.Lock()
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
-        self._backlog: deque[Task] = deque()
-        self._free = 0
-        self._alive = 0
+        self._free = 0  # Idle threads less queued tasks.
+        self._alive = 0  # Threads that have not been let go.
         self._is_shut = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -80,66 +78,51 @@ class GrowingExecutor(ThreadPoolExecutor):
         After :meth:`shutdown` it is still run.
         """
         with self._guard:
-            if self._free:
-                self._free -= 1
-                self._tasks.put(task)
+            if self._free > 0:
+                self._queue(task)
                 return
             self._alive += 1
         try:
             threading.Thread(target=self._work, args=(task,), name=self._name, daemon=True).start()
         except RuntimeError:
-            if not self._put_back(task):
-                _run_logged(task)
+            with self._guard:
+                self._alive -= 1
+                if self._alive:
+                    self._queue(task)
+                    return
+            _run_logged(task)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Let idle threads end. Busy ones are not waited for, whatever ``wait`` says."""
         del wait, cancel_futures
         with self._guard:
             self._is_shut = True
-            for _ in range(self._free):
-                self._tasks.put(None)
-            self._free = 0
+            while self._free > 0:
+                self._alive -= 1
+                self._queue(None)
 
-    def _put_back(self, task: Task) -> bool:
-        """Leave a task to the next thread that is free; False if there is none at all."""
-        with self._guard:
-            self._alive -= 1
-            if self._free:
-                self._free -= 1
-                self._tasks.put(task)
-            elif self._alive:
-                self._backlog.append(task)
-            else:
-                return False
-            return True
+    def _queue(self, task: Task | None) -> None:
+        self._free -= 1
+        self._tasks.put(task)
 
     def _work(self, task: Task | None) -> None:
-        while True:
-            while task is not None:
-                _run_logged(task)
-                del task  # An idle thread must not keep the last request's arrays alive.
-                task = self._next()
+        while task is not None:
+            _run_logged(task)
+            del task  # An idle thread must not keep the last request's arrays alive.
             with self._guard:
-                if not self._backlog:  # Nobody else may be there to take it.
+                if self._is_shut and self._free >= 0:
                     self._alive -= 1
                     return
-                task = self._backlog.popleft()
-
-    def _next(self) -> Task | None:
-        with self._guard:
-            if self._backlog:
-                return self._backlog.popleft()
-            if self._is_shut:
-                return None
-            self._free += 1
-        try:
-            return self._tasks.get(timeout=_IDLE_SECONDS)
-        except Empty:
-            with self._guard:
-                if self._free:
-                    self._free -= 1
-                    return None
-            return self._tasks.get()  # It was promised to this thread just now.
+                self._free += 1
+            try:
+                task = self._tasks.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                with self._guard:
+                    if self._free > 0:
+                        self._free -= 1
+                        self._alive -= 1
+                        return
+                task = self._tasks.get()  # It was promised to this thread just now.
 
 
 def _fulfil(future: Future[T], call: Callable[[], T]) -> None:
@@ -215,12 +198,11 @@ class DedicatedThread:
 
 
 class Ordered(Protocol):
-    """Something that needs its turn at one or more keys, such as lanes or env ids."""
+    """Something that needs its turn at distinct keys, such as lanes or env ids."""
 
     @property
     def keys(self) -> Iterable[Hashable]:
-        """The keys, each once."""
-        ...
+        """Where it needs its turn."""
 
     ahead: int
     """Number of keys at which something else is still ahead; written by :class:`Turns`."""

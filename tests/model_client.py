@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as pb
 from rlmesh_gym.codec import SpaceCodec, encode_env_spec
-from rlmesh_gym.rpc import EDITION, ModelSession
+from rlmesh_gym.rpc import EDITION, HistoryRows, ModelSession
 from rlmesh_gym.server import ModelHandler, ModelServer, PredictFrames
 from rlmesh_gym.server.model.service import ModelService
 from rlmesh_gym.server.model.stream import ModelStream
@@ -203,8 +203,16 @@ class Client:
     ) -> Any:
         """Send a predict, without waiting."""
         episodes = [(episode_id, None) for episode_id in rows]
+        replayed = [
+            HistoryRows(
+                one.step,
+                one.observation,
+                [(row.episode_id, None) for row in one.episode_info],
+            )
+            for one in history
+        ]
         return self.session.predict(
-            env_id, encode(list(rows.values())), episodes, history=history, step=step
+            env_id, encode(list(rows.values())), episodes, history=replayed, step=step
         )
 
     def predict(self, rows: Mapping[str, float], env_id: str = "env", **options: Any) -> Any:

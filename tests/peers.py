@@ -76,6 +76,7 @@ ModelKind = Literal[
     "chunk_and_batch",
     "slow",
     "failing",
+    "clinging",
     "stacked",
 ]
 ENV_KINDS: tuple[EnvKind, ...] = ("single", "lanes", "next_step", "disabled")
@@ -87,6 +88,7 @@ MODEL_KINDS: tuple[ModelKind, ...] = (
     "chunk_and_batch",
     "slow",
     "failing",
+    "clinging",
     "stacked",
 )
 

@@ -9,10 +9,6 @@ from rlmesh_gym.episodes import EpisodeLog, wilson_interval
 from rlmesh_gym.lanes import LanePhase, LaneTable, mint_episode_id
 
 
-def flags(*values: bool) -> np.ndarray:
-    return np.array(values, dtype=np.bool_)
-
-
 def test_ids_are_uuid7_and_sorted() -> None:
     ids = [mint_episode_id() for _ in range(50)]
     assert len(set(ids)) == 50
@@ -26,26 +22,15 @@ def test_a_new_table_has_no_running_lane() -> None:
     assert table.episode_ids == ["", ""]
 
 
-def test_begin_and_advance_all_lanes() -> None:
+@pytest.mark.parametrize("lanes", [[0, 2], slice(0, 3, 2)])
+def test_begin_count_and_end_some_lanes(lanes: list[int] | slice) -> None:
     table = LaneTable(3)
-    ids = table.begin(range(3), seeds=[5, None, 7])
-    assert table.episode_ids == ids
+    table.begin(range(3), seeds=[5, None, 7])
+    assert len(set(table.episode_ids)) == 3
     assert table.seeds == [5, None, 7]
-    ended = table.advance(
-        None, np.array([1.0, 2.0, 3.0]), flags(False, True, False), flags(False, False, True)
-    )
-    assert ended == [1, 2]
-    assert table.phases == (LanePhase.RUNNING, LanePhase.ENDED, LanePhase.ENDED)
-    assert table.lengths.tolist() == [1, 1, 1]
-    assert table.returns.tolist() == [1.0, 2.0, 3.0]
-
-
-@pytest.mark.parametrize("lanes", [np.array([True, False, True]), [0, 2], slice(0, 3, 2)])
-def test_advance_some_lanes(lanes: object) -> None:
-    table = LaneTable(3)
-    table.begin(range(3))
-    ended = table.advance(lanes, np.array([1.0, 3.0]), flags(False, True), flags(False, False))  # type: ignore[arg-type]
-    assert ended == [2]
+    table.count(lanes, np.array([1.0, 3.0]))
+    table.end([2])
+    assert table.phases == (LanePhase.RUNNING, LanePhase.RUNNING, LanePhase.ENDED)
     assert table.lengths.tolist() == [1, 0, 1]
     assert table.returns.tolist() == [1.0, 0.0, 3.0]
 
@@ -53,8 +38,9 @@ def test_advance_some_lanes(lanes: object) -> None:
 def test_begin_with_minted_ids_starts_over() -> None:
     table = LaneTable(2)
     table.begin(range(2), seeds=[1, 2])
-    table.advance(None, np.ones(2), flags(True, False), flags(False, False))
-    assert table.begin([0], episode_ids=["x"]) == ["x"]
+    table.count(slice(0, 2), np.ones(2))
+    table.end([0])
+    table.begin([0], episode_ids=["x"])
     assert table.episode_ids[0] == "x"
     assert table.seeds == [None, 2]
     assert table.lengths.tolist() == [0, 1]
@@ -66,7 +52,7 @@ def test_record_and_log() -> None:
     log = EpisodeLog(maxlen=2)
     for number in range(3):
         table.begin([0], seeds=[number])
-        table.advance(None, np.array([2.5]), flags(True), flags(False))
+        table.count([0], np.array([2.5]))
         log.append(
             table.record(
                 0,
@@ -96,12 +82,3 @@ def test_record_and_log() -> None:
     assert list(row) == list(log[0].__dataclass_fields__)
     row["final_info"]["is_success"] = False
     assert log[0].final_info == {"is_success": True}
-
-
-def test_count_is_a_step_without_an_end() -> None:
-    table = LaneTable(3)
-    table.begin(range(3))
-    table.count(slice(1, 3), np.array([1.0, 2.0]))
-    assert table.lengths.tolist() == [0, 1, 1]
-    assert table.returns.tolist() == [0.0, 1.0, 2.0]
-    assert LanePhase.ENDED not in table.phases

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlmesh_gym.success import SUCCESS_KEYS, success_of
+from rlmesh_gym.episodes import SUCCESS_KEYS, success_of
 from tests.env.success_env import FORMS, Tensor
 
 

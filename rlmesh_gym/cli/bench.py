@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
-from rlmesh_gym.cli.exit_codes import EXIT_DONE
-from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
+from rlmesh_gym.cli.exit_codes import Exit
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, count_option
 from rlmesh_gym.env import RemoteVectorEnv
 from rlmesh_gym.rpc import EnvSession
 from rlmesh_gym.runtime.report.formatting import format_duration, text_table
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-__all__ = ["configure", "execute"]
 
 _logger = logging.getLogger(__name__)
 
 _WARM_UP = 20
 _ACTIONS = 64  # Batches sampled beforehand, so that sampling is not measured.
+_PERCENTILES = ("p50", "p95", "p99")
 
-_EPILOG = """\
+EPILOG = """\
 It takes the endpoint's session and steps it with random actions. Where this machine can make the
 same environment, SyncVectorEnv and AsyncVectorEnv with as many lanes are measured beside it.
 
@@ -38,7 +39,6 @@ same environment, SyncVectorEnv and AsyncVectorEnv with as many lanes are measur
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.epilog = _EPILOG
     parser.add_argument(
         "address", nargs="?", metavar="ADDRESS", help="default: an endpoint in a child process"
     )
@@ -47,12 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="ENV_ID",
         help="environment without an address, default CartPole-v1; with one, what to compare with",
     )
-    parser.add_argument(
-        "--num-envs", type=positive_int, default=8, metavar="N", help="lanes without an address"
-    )
-    parser.add_argument(
-        "--steps", type=positive_int, default=1000, metavar="N", help="vector steps to measure"
-    )
+    count_option(parser, "--num-envs", "lanes without an address", default=8)
+    count_option(parser, "--steps", "vector steps to measure", default=1000)
     parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
     add_connection_options(parser)
 
@@ -75,30 +71,24 @@ def execute(options: argparse.Namespace) -> int:
     for kind in ("sync", "async"):
         local = _local(env_id, num_envs, kind)
         if local is not None:
-            try:
+            with closing(local):
                 rows.append(_measure(f"local, {kind}", local, options.steps))
-            finally:
-                local.close()
     if options.json:
         print(json.dumps({"env_id": env_id, "num_envs": num_envs, "rows": rows}, indent=2))
-        return EXIT_DONE
+        return Exit.DONE
     print(f"{env_id}, {num_envs} lanes, {options.steps:,} vector steps each\n")
-    print(
-        text_table(
-            ("vector", "env steps/s", "p50 of a step", "p95", "p99"),
-            [
-                (
-                    row["name"],
-                    f"{row['env_steps_per_second']:,.0f}",
-                    *(format_duration(row[key]) for key in ("p50", "p95", "p99")),
-                )
-                for row in rows
-            ],
+    cells = [
+        (
+            row["name"],
+            f"{row['env_steps_per_second']:,.0f}",
+            *(format_duration(row[key]) for key in _PERCENTILES),
         )
-    )
+        for row in rows
+    ]
+    print(text_table(("vector", "env steps/s", "p50 of a step", "p95", "p99"), cells))
     if len(rows) == 1:
         print(f"\n{env_id!r} cannot be made on this machine, so there is nothing to compare with.")
-    return EXIT_DONE
+    return Exit.DONE
 
 
 def _local(env_id: str, num_envs: int, kind: str) -> gym.vector.VectorEnv[Any, Any, Any] | None:
@@ -121,20 +111,17 @@ def _measure(name: str, envs: Any, steps: int) -> dict[str, Any]:
         began = time.perf_counter()
         advance(actions[step % _ACTIONS])
         times[step] = time.perf_counter() - began
-    p50, p95, p99 = np.percentile(times, [50, 95, 99], method="inverted_cdf").tolist()
+    percentiles = np.percentile(times, [50, 95, 99], method="inverted_cdf").tolist()
     return {
         "name": name,
         "env_steps_per_second": float(steps * envs.num_envs / times.sum()),
-        "p50": p50,
-        "p95": p95,
-        "p99": p99,
+        **dict(zip(_PERCENTILES, percentiles, strict=True)),
     }
 
 
 def _stepper(envs: Any) -> Callable[[Any], None]:
     """A step that also resets what does not reset itself."""
-    mode = envs.metadata.get("autoreset_mode")
-    if mode is not gym.vector.AutoresetMode.DISABLED:
+    if envs.metadata.get("autoreset_mode") is not gym.vector.AutoresetMode.DISABLED:
         return envs.step  # type: ignore[no-any-return]
 
     def step_and_reset(actions: Any) -> None:

@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 import rlmesh_gym  # noqa: F401 - registers the id
 from rlmesh_gym.cli.demo_learner import PPO
-from rlmesh_gym.cli.exit_codes import EXIT_DONE, EXIT_FAILED
-from rlmesh_gym.cli.options import positive_int
+from rlmesh_gym.cli.exit_codes import Exit
+from rlmesh_gym.cli.options import count_option
 from rlmesh_gym.episodes import EpisodeStatistics
 from rlmesh_gym.runtime.report.episode_table import episodes_text
 from rlmesh_gym.runtime.report.formatting import format_number
@@ -20,7 +20,6 @@ from rlmesh_gym.runtime.report.formatting import format_number
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["configure", "execute"]
 
 _NUM_ENVS = 8
 _ROLLOUT_STEPS = 128
@@ -31,7 +30,7 @@ _TIME_LIMIT = 90.0  # seconds; a machine too slow for all updates still ends in 
 # Positions and angles at which an episode ends, and speeds that are seldom passed: inputs near one.
 _SCALE = np.array([2.4, 3.0, 0.21, 3.0])
 
-_EPILOG = """\
+EPILOG = """\
 It starts an endpoint in a child process, connects with
 gym.make_vec("rlmesh/Remote-v0", env_id="CartPole-v1", num_envs=8), trains a small PPO written in
 numpy, and shows the mean return before and after. The same seed gives the same result.
@@ -40,15 +39,9 @@ numpy, and shows the mean return before and after. The same seed gives the same 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.epilog = _EPILOG
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
-    parser.add_argument(
-        "--updates",
-        type=positive_int,
-        default=_UPDATES,
-        metavar="N",
-        help=f"at most so many learning steps (default: {_UPDATES})",
-    )
+    text = f"at most so many learning steps (default: {_UPDATES})"
+    count_option(parser, "--updates", text, default=_UPDATES)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -72,8 +65,8 @@ def execute(options: argparse.Namespace) -> int:
     )
     if after <= before:
         print("The return did not rise; try another --seed.")
-        return EXIT_FAILED
-    return EXIT_DONE
+        return Exit.FAILED
+    return Exit.DONE
 
 
 def _train(envs: Any, learner: PPO, seed: int, updates: int, began: float) -> int:
@@ -94,9 +87,8 @@ def _train(envs: Any, learner: PPO, seed: int, updates: int, began: float) -> in
             recent = EpisodeStatistics.of(envs.unwrapped.episodes.completed[-_RECENT:])
             progress.set_postfix_str(f"mean return {recent.returns.mean:.0f}")
             progress.update()
-            if recent.completed == _RECENT and recent.returns.mean >= _SOLVED:
-                break
-            if time.perf_counter() - began > _TIME_LIMIT:
+            is_solved = recent.completed == _RECENT and recent.returns.mean >= _SOLVED
+            if is_solved or time.perf_counter() - began > _TIME_LIMIT:
                 break
     return (update + 1) * _ROLLOUT_STEPS * _NUM_ENVS
 

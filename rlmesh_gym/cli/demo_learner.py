@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PPO", "Network", "advantages_of"]
-
 Array = Any  # numpy arrays, rows first
 
 _GAMMA, _LAMBDA, _CLIP, _EPOCHS, _MINIBATCH, _RATE = 0.99, 0.95, 0.2, 6, 128, 2e-3

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlmesh_gym.cli.exit_codes import EXIT_DONE
+from rlmesh_gym.cli.exit_codes import Exit
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime.report.formatting import text_table
-from rlmesh_gym.runtime.report.report_files import write_report
-from rlmesh_gym.runtime.report.shards import merge_episodes, merged_report
+from rlmesh_gym.runtime.report.records import EPISODES_JSONL
+from rlmesh_gym.runtime.report.report_files import merge_episodes, merged_report, write_report
 
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["configure", "execute"]
 
-_EPILOG = """\
+EPILOG = """\
 An episode is known by its environment, seed and id. The same three in two places are one episode
 (a duplicate, kept once); the same environment and seed under another id is a repeat, and kept.
 
@@ -26,7 +25,6 @@ An episode is known by its environment, seed and id. The same three in two place
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.epilog = _EPILOG
     parser.add_argument(
         "sources",
         nargs="+",
@@ -41,19 +39,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Read, join, write, and say what was found."""
     target = Path(options.out)
-    if (target / "episodes.jsonl").exists():
+    if (target / EPISODES_JSONL).exists():
         raise ConfigurationError(
             f"{target} holds a report already; name a new directory after --out"
         )
     merged = merge_episodes(options.sources)
     report = merged_report(options.sources, merged)
     write_report(report, target)
-    print(
-        text_table(
-            ("source", "new episodes"),
-            [(source, f"{count:,}") for source, count in merged.per_source.items()],
-        )
-    )
+    counts = [(source, f"{count:,}") for source, count in merged.per_source.items()]
+    print(text_table(("source", "new episodes"), counts))
     print(
         f"\n{len(merged.rows):,} episodes, {merged.duplicates:,} duplicates left out, "
         f"{merged.repeats:,} repeats kept"
@@ -63,4 +57,4 @@ def execute(options: argparse.Namespace) -> int:
     if merged.damaged:
         print(f"{merged.damaged:,} unreadable lines were passed over")
     print(f"\n{report}\n\nwritten to {target}")
-    return EXIT_DONE
+    return Exit.DONE

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import ConfigurationError
@@ -11,37 +14,30 @@ from rlmesh_gym.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "add_connection_options",
-    "add_server_options",
-    "connection_arguments",
-    "keyword_arguments",
-    "positive_int",
-    "server_tls",
-]
 
 _TOKEN_HELP = "better given as RLMESH_GYM_TOKEN, since others see a command line"  # noqa: S105
 
 
+def count_option(
+    parser: argparse.ArgumentParser, name: str, text: str, default: int | None = None
+) -> None:
+    """Add an option for a whole number of at least 1."""
+    parser.add_argument(name, type=positive_int, default=default, metavar="N", help=text)
+
+
 def positive_int(text: str) -> int:
     """Read a whole number of at least 1 (an argparse type)."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return number
+    with suppress(ValueError):
+        if (number := int(text)) >= 1:
+            return number
+    raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
 
 
 def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"must be seconds above 0, got {text!r}")
-    return number
+    with suppress(ValueError):
+        if (number := float(text)) > 0:
+            return number
+    raise argparse.ArgumentTypeError(f"must be seconds above 0, got {text!r}")
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
@@ -86,10 +82,7 @@ def server_tls(options: argparse.Namespace) -> dict[str, str] | None:
 
 
 def connection_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The ``token=``, ``tls=`` and ``timeouts=`` of a client from its three options.
-
-    ``--timeout`` bounds each call, the connecting too.
-    """
+    """The ``token=``, ``tls=`` and ``timeouts=`` of a client from its three options."""
     tls, timeouts = options.tls, None
     if isinstance(tls, str):
         tls = {"root_certificates": tls}
@@ -99,13 +92,23 @@ def connection_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return {"token": options.token, "tls": tls, "timeouts": timeouts}
 
 
+def find_in_working_directory() -> None:
+    """Let imports find the working directory's modules, which a console script's do not."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def keyword_option(parser: argparse.ArgumentParser, name: str, owner: str) -> None:
+    """Add an option for what :func:`keyword_arguments` reads."""
+    text = f"argument of {owner}, or a JSON object of them; may be repeated"
+    parser.add_argument(name, action="append", default=[], metavar="NAME=VALUE", help=text)
+
+
 def keyword_arguments(texts: Sequence[str]) -> dict[str, Any]:
     """Read keyword arguments given as ``name=value`` or as JSON objects; later ones win.
 
     A value that is JSON is taken as such (``true``, ``3``, ``[1, 2]``), any other text as itself.
-
-    Raises:
-        ConfigurationError: Neither form.
     """
     result: dict[str, Any] = {}
     for text in texts:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
 
-from rlmesh_gym.cli.exit_codes import EXIT_DONE
-from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
+from rlmesh_gym.cli.exit_codes import Exit
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, count_option
 from rlmesh_gym.errors import AuthenticationError, ProtocolError
 from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.rpc import EnvSession, ModelSession
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     import argparse
 
 
-__all__ = ["configure", "execute"]
-
-_EPILOG = """\
+EPILOG = """\
 It shakes hands and takes no session, so it may be used while a training runs there.
 
   rlmesh-gym ping 127.0.0.1:5555
@@ -31,23 +29,17 @@ It shakes hands and takes no session, so it may be used while a training runs th
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.epilog = _EPILOG
     parser.add_argument("address", metavar="ADDRESS", help="of an env or a model endpoint")
-    parser.add_argument(
-        "--count", type=positive_int, default=10, metavar="N", help="round trips to measure"
-    )
+    count_option(parser, "--count", "round trips to measure", default=10)
     parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
     add_connection_options(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Connect, describe, measure."""
-    session = _open(options)
-    try:
+    with _open(options) as session:
         trips = sorted(session.ping() for _ in range(options.count))
         facts = _facts(session)
-    finally:
-        session.close()
     facts["round_trip"] = {
         "count": len(trips),
         "least": trips[0],
@@ -58,7 +50,7 @@ def execute(options: argparse.Namespace) -> int:
         print(json.dumps(jsonable(facts), indent=2, allow_nan=False))
     else:
         print(_table(facts))
-    return EXIT_DONE
+    return Exit.DONE
 
 
 def _open(options: argparse.Namespace) -> EnvSession | ModelSession:
@@ -77,7 +69,7 @@ def _open(options: argparse.Namespace) -> EnvSession | ModelSession:
 
 
 def _facts(session: EnvSession | ModelSession) -> dict[str, Any]:
-    facts: dict[str, Any] = {"endpoint": session.endpoint}
+    facts: dict[str, Any] = {"endpoint": session.endpoint, "kind": "model"}
     if isinstance(session, EnvSession):
         contract = session.contract
         facts |= {
@@ -92,8 +84,6 @@ def _facts(session: EnvSession | ModelSession) -> dict[str, Any]:
                 key: value for key, value in contract.metadata.items() if key != "autoreset_mode"
             },
         }
-    else:
-        facts["kind"] = "model"
     peer = session.peer
     facts["capabilities"] = dict(session.capabilities)
     facts["peer"] = {
@@ -118,7 +108,7 @@ def _space_tree(space: spaces.Space[Any]) -> Any:
 def _table(facts: dict[str, Any]) -> str:
     trip, peer = facts["round_trip"], facts["peer"]
     frameworks = ", ".join(f"{name} {version}" for name, version in peer["frameworks"].items())
-    pairs: list[tuple[str, str]] = [("endpoint", facts["endpoint"]), ("kind", facts["kind"])]
+    pairs = [("endpoint", facts["endpoint"]), ("kind", facts["kind"])]
     if facts["kind"] == "env":
         pairs += [
             ("env id", facts["env_id"]),

@@ -6,44 +6,31 @@ import argparse
 import dataclasses
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlmesh_gym.cli.exit_codes import (
-    EXIT_DONE,
-    EXIT_ENV_UNREACHABLE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_MODEL_UNREACHABLE,
-)
-from rlmesh_gym.cli.options import add_connection_options, connection_arguments, positive_int
-from rlmesh_gym.cli.run_failure import explain
+from rlmesh_gym.cli.exit_codes import Exit, explain, tell
+from rlmesh_gym.cli.options import add_connection_options, connection_arguments, count_option
 from rlmesh_gym.cli.run_plan import RunPlan
 from rlmesh_gym.cli.signals import interrupt_cancels
 from rlmesh_gym.errors import ConfigurationError, Error, RemoteError
 from rlmesh_gym.rpc import EnvSession, ModelSession
 from rlmesh_gym.runtime.cancellation import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.hooks.episode_recorder import EpisodeRecorder
+from rlmesh_gym.runtime.hooks.jsonl import EpisodeRecorder
 from rlmesh_gym.runtime.hooks.progress import ProgressBar
 from rlmesh_gym.runtime.hooks.video import VideoRecorder
 from rlmesh_gym.runtime.report.records import EPISODES_JSONL, EpisodeJournal, read_episodes
-from rlmesh_gym.runtime.report.report_files import read_report, write_report
-from rlmesh_gym.runtime.report.shards import joined_sessions
+from rlmesh_gym.runtime.report.report_files import joined_sessions, read_report, write_report
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSessionSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rlmesh_gym.cli.run_plan import Remaining
     from rlmesh_gym.runtime.hooks.table import RuntimeHooks
-    from rlmesh_gym.runtime.report.records import Row
     from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
-__all__ = ["configure", "execute"]
 
-_EPILOG = """\
+EPILOG = """\
 The report directory gets report.html (one page that needs nothing else), report.json, episodes.csv,
 and episodes.jsonl, into which episodes go as they finish. A run that stopped, for whatever reason,
 goes on with --resume. With --seed, every episode has its own seed, the same for any number of lanes
@@ -59,11 +46,6 @@ done is written whatever the exit code.
 """
 
 
-_SEEDED_ONCE = (
-    "note: an endpoint cannot reset single lanes, so only each lane's first episode is seeded"
-)
-
-
 def _shard(text: str) -> tuple[int, int]:
     first, separator, second = text.partition("/")
     if separator and first.isdecimal() and second.isdecimal():
@@ -75,7 +57,6 @@ def _shard(text: str) -> tuple[int, int]:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options; those of the plan default to None, so that a resumed one shows."""
-    parser.epilog = _EPILOG
     parser.add_argument(
         "--env",
         action="append",
@@ -83,46 +64,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="env endpoint; may be repeated, all their lanes are played at once",
     )
     parser.add_argument("--model", metavar="ADDRESS", help="model endpoint")
-    parser.add_argument(
-        "--episodes", type=positive_int, metavar="N", help="to complete in all (default: 100)"
-    )
+    count_option(parser, "--episodes", "to complete in all (default: 100)")
     parser.add_argument("--seed", type=int, metavar="N", help="default: unseeded")
-    parser.add_argument(
-        "--horizon",
-        type=positive_int,
-        metavar="N",
-        help="actions of each predicted chunk to execute (default: 1)",
-    )
-    parser.add_argument(
-        "--max-episode-steps", type=positive_int, metavar="N", help="truncate episodes there"
-    )
+    count_option(parser, "--horizon", "actions of each predicted chunk to execute (default: 1)")
+    count_option(parser, "--max-episode-steps", "truncate episodes there")
     parser.add_argument(
         "--shard", type=_shard, metavar="I/N", help="play the I-th of N parts of the episodes"
     )
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--report", metavar="DIRECTORY", help="where to write the report")
     place.add_argument("--resume", metavar="DIRECTORY", help="go on with the run in there")
-    parser.add_argument(
-        "--video",
-        type=positive_int,
-        default=0,
-        metavar="N",
-        help="record the first N episodes of this session; the env must render rgb_array",
-    )
+    text = "record the first N episodes of this session; the env must render rgb_array"
+    count_option(parser, "--video", text, default=0)
     add_connection_options(parser)
-
-
-@dataclass(frozen=True)
-class _Ends:
-    """Both ends of the run, connected."""
-
-    envs: tuple[EnvSession, ...]
-    model: ModelSession
-
-    @property
-    def can_reset_lanes(self) -> bool:
-        """Whether every lane can begin its next episode by itself, and so with a seed."""
-        return all(env.has_partial_reset or env.contract.num_envs == 1 for env in self.envs)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -132,34 +86,21 @@ def execute(options: argparse.Namespace) -> int:
     how = connection_arguments(options)
     with ExitStack() as stack:
         try:
-            envs = tuple(
-                stack.enter_context(EnvSession.open(address, **how)) for address in plan.env
-            )
+            envs = [stack.enter_context(EnvSession.open(address, **how)) for address in plan.env]
         except RemoteError as error:
-            return _tell(f"environment: {error}", EXIT_ENV_UNREACHABLE)
+            return tell(f"environment: {error}", Exit.ENV_UNREACHABLE)
         try:
             model = stack.enter_context(ModelSession.open(plan.model, **how))
         except RemoteError as error:
-            return _tell(f"model: {error}", EXIT_MODEL_UNREACHABLE)
-        ends = _Ends(envs, model)
-        if plan.seed is not None and not ends.can_reset_lanes:
-            print(_SEEDED_ONCE, file=sys.stderr)
-        return _play(plan, directory, options, ends)
+            return tell(f"model: {error}", Exit.MODEL_UNREACHABLE)
+        return _play(plan, directory, options, envs, model)
 
 
 def _plan(options: argparse.Namespace, directory: Path) -> RunPlan:
     if options.report is not None:
         _check_unused(directory)
     earlier = RunPlan.load(directory) if options.resume is not None else None
-    given = {
-        "env": None if options.env is None else tuple(options.env),
-        "model": options.model,
-        "episodes": options.episodes,
-        "seed": options.seed,
-        "horizon": options.horizon,
-        "max_episode_steps": options.max_episode_steps,
-        "shard": options.shard,
-    }
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(RunPlan)}
     return RunPlan.from_options(given, earlier)
 
 
@@ -173,27 +114,46 @@ def _check_unused(directory: Path) -> None:
         )
 
 
-def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _Ends) -> int:
+def _play(
+    plan: RunPlan,
+    directory: Path,
+    options: argparse.Namespace,
+    envs: list[EnvSession],
+    model: ModelSession,
+) -> int:
+    # Whether every lane can begin its next episode by itself, and so with a seed.
+    per_episode = all(env.has_partial_reset or env.contract.num_envs == 1 for env in envs)
+    if plan.seed is not None and not per_episode:
+        print(
+            "note: an endpoint cannot reset single lanes, so only each lane's first episode is "
+            "seeded",
+            file=sys.stderr,
+        )
     with EpisodeJournal(directory) as journal:
         if options.report is not None:
             _check_unused(directory)
         earlier = journal.rows
-        _check_same_env(earlier, ends, directory)
+        serves = envs[0].contract.env_id
+        if played := {str(row.get("env_id")) for row in earlier} - {serves}:
+            raise ConfigurationError(
+                f"{directory} holds episodes of {', '.join(sorted(played))} and the endpoint "
+                f"serves {serves}; name a new directory with --report"
+            )
         before = read_report(directory)
-        remaining = plan.remaining(earlier, per_episode=ends.can_reset_lanes)
+        remaining = plan.remaining(earlier, per_episode=per_episode)
         if earlier:
             print(f"{len(earlier):,} episodes are done, {len(remaining.indices):,} are left")
         is_reported = before is not None and len(before.completed_episodes) >= len(earlier)
         # A run may have been killed after its last episode and before its report.
         if not remaining.indices and is_reported:
-            return EXIT_DONE
+            return Exit.DONE
         plan.save(directory)
         recorder = EpisodeRecorder(journal, remaining.indices)
         hooks: list[RuntimeHooks] = [recorder, ProgressBar()]
         if options.video:
             hooks.append(VideoRecorder(directory / "videos", options.video))
         spec = _spec(plan, remaining, options.timeout, done=len(earlier))
-        session, error = _drive(spec, ends, hooks)
+        session, error = _drive(RuntimeDriver(spec, envs, model, hooks))
         rows = (*journal.rows, *recorder.unwritten)
         report = joined_sessions(session, before, earlier, rows)
         report = dataclasses.replace(report, base_seed=plan.seed)
@@ -201,42 +161,23 @@ def _play(plan: RunPlan, directory: Path, options: argparse.Namespace, ends: _En
         try:
             print(f"report: {write_report(report, directory, journal=journal)}")
         except ConfigurationError as unwritten:
-            return _tell(str(unwritten), EXIT_FAILED)
+            return tell(str(unwritten), Exit.FAILED)
     if error is not None:
-        endpoints = [env.endpoint for env in ends.envs]
-        code, text = explain(error, plan.env, endpoints, ends.model.endpoint)
-        if code in {EXIT_ENV_UNREACHABLE, EXIT_MODEL_UNREACHABLE}:
+        endpoints = [env.endpoint for env in envs]
+        code, text = explain(error, plan.env, endpoints, model.endpoint)
+        if code in {Exit.ENV_UNREACHABLE, Exit.MODEL_UNREACHABLE}:
             text = f"{text}; when it is back, go on with --resume {directory}"
-        return _tell(text, code)
+        return tell(text, code)
     if report.stop_reason.startswith("cancelled"):
-        return _tell(f"interrupted; go on with --resume {directory}", EXIT_INTERRUPTED)
-    return EXIT_DONE
+        return tell(f"interrupted; go on with --resume {directory}", Exit.INTERRUPTED)
+    return Exit.DONE
 
 
-def _check_same_env(rows: Sequence[Row], ends: _Ends, directory: Path) -> None:
-    """Refuse to mix two environments in one report."""
-    serves = ends.envs[0].contract.env_id
-    played = {str(row.get("env_id")) for row in rows} - {serves}
-    if played:
-        raise ConfigurationError(
-            f"{directory} holds episodes of {', '.join(sorted(played))} and the endpoint serves "
-            f"{serves}; name a new directory with --report"
-        )
-
-
-def _drive(
-    spec: RuntimeSessionSpec, ends: _Ends, hooks: list[RuntimeHooks]
-) -> tuple[RuntimeReport, Error | None]:
+def _drive(driver: RuntimeDriver) -> tuple[RuntimeReport, Error | None]:
     """Play; return the report of this session, and the error that ended it."""
-    driver = RuntimeDriver(
-        spec,
-        list(ends.envs),
-        ends.model,
-        hooks,
-    )
     cancellation = Cancellation()
     try:
-        with interrupt_cancels(cancellation):
+        with interrupt_cancels(cancellation.cancel):
             return driver.run(cancellation), None
     except Error as error:
         report: RuntimeReport | None = getattr(error, "report", None)
@@ -260,8 +201,3 @@ def _spec(
         session_id=DEFAULT_SESSION_ID if is_first else f"resumed-{done}",
         limits=limits,
     )
-
-
-def _tell(text: str, code: int) -> int:
-    print(f"rlmesh-gym: {' '.join(text.split())}", file=sys.stderr)
-    return code

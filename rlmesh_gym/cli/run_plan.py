@@ -8,32 +8,23 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime.report.records import remaining_seeds
-from rlmesh_gym.runtime.seeds import derive_seed
-from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeSessionSpec
+from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeSessionSpec, derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["PLAN_JSON", "Remaining", "RunPlan"]
 
-PLAN_JSON = "run.json"
-
+_PLAN_JSON = "run.json"
 _MOST_EPISODES = 1_000_000
 
 
-@dataclass(frozen=True)
-class Remaining:
-    """What is left to play.
-
-    Attributes:
-        indices: Places in the plan of the episodes to play.
-        seeds: Their seeds, None without seeds for each episode.
-    """
+class Remaining(NamedTuple):
+    """What is left to play: places in the plan, and the seeds there if each episode has one."""
 
     indices: tuple[int, ...]
     seeds: tuple[int, ...] | None
@@ -41,37 +32,27 @@ class Remaining:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One evaluation.
+    """One evaluation; the fields are named as the command line's options are.
 
-    Attributes:
-        env: Addresses of the env endpoints.
-        model: Address of the model endpoint.
-        episodes: In the whole plan, over all shards.
-        seed: Every episode's seed derives from it and from the episode's place in the plan alone,
-            so neither the number of lanes nor the shard changes it; None for no seeds.
-        horizon: Frames of each chunk to execute.
-        max_episode_steps: Where to cut episodes, None for nowhere.
-        shard: ``(i, n)``: play every n-th episode from the i-th on, i from 1.
+    Every episode's seed derives from ``seed`` and from the episode's place in the plan alone, so
+    neither the number of lanes nor the shard changes it.
     """
 
     env: tuple[str, ...]
     model: str
-    episodes: int = 100
+    episodes: int = 100  # In the whole plan, over all shards.
     seed: int | None = None
     horizon: int = 1
     max_episode_steps: int | None = None
-    shard: tuple[int, int] = (1, 1)
+    shard: tuple[int, int] = (1, 1)  # (i, n): every n-th episode from the i-th on, i from 1.
 
     @classmethod
     def from_options(cls, given: Mapping[str, Any], earlier: RunPlan | None) -> RunPlan:
-        """Combine what the command line says with an earlier run's plan, then the defaults.
-
-        Args:
-            given: Values by field name; None means that the command line does not say.
-            earlier: The plan of the run to resume.
+        """Combine what the command line says (None: nothing) with an earlier plan and defaults.
 
         Raises:
-            ConfigurationError: An endpoint is missing, or the seeds would change.
+            ConfigurationError: An endpoint is missing, the seeds would change, or a number cannot
+                be played.
         """
         known = {} if earlier is None else dataclasses.asdict(earlier)
         said = {name: value for name, value in given.items() if value is not None}
@@ -86,31 +67,23 @@ class RunPlan:
         for name in ("env", "model"):
             if not merged.get(name):
                 raise ConfigurationError(f"--{name} ADDRESS is missing")
-        plan = cls(**merged)
+        plan = cls(**{**merged, "env": tuple(merged["env"])})
         if plan.shard[1] > 1 and plan.seed is None:
             raise ConfigurationError(
                 "--shard needs --seed, or all shards would play the same unseeded episodes"
             )
-        plan.check()
-        return plan
-
-    def check(self) -> None:
-        """Look at the numbers before anything is asked of any endpoint.
-
-        Raises:
-            ConfigurationError: One of them cannot be played.
-        """
         RuntimeSessionSpec(
-            max_episodes=self.episodes,
-            max_episode_steps=self.max_episode_steps,
-            base_seed=self.seed,
-            execution_horizon=self.horizon,
+            max_episodes=plan.episodes,
+            max_episode_steps=plan.max_episode_steps,
+            base_seed=plan.seed,
+            execution_horizon=plan.horizon,
         ).validate()
-        if len(self._part) > _MOST_EPISODES:
+        if len(plan._part) > _MOST_EPISODES:
             raise ConfigurationError(
-                f"{len(self._part):,} episodes are more than one run keeps, {_MOST_EPISODES:,}; "
+                f"{len(plan._part):,} episodes are more than one run keeps, {_MOST_EPISODES:,}; "
                 "play parts of them with --shard"
             )
+        return plan
 
     @property
     def _part(self) -> range:
@@ -120,10 +93,8 @@ class RunPlan:
     def remaining(self, rows: Sequence[Mapping[str, Any]], *, per_episode: bool) -> Remaining:
         """What ``rows``, the episodes that are done, leave to play.
 
-        Args:
-            rows: Of the journal.
-            per_episode: Whether the endpoints can be reset with a seed at each episode. If not,
-                episodes are counted instead.
+        Without ``per_episode``, where endpoints cannot be reset with a seed at each episode,
+        episodes are counted instead.
         """
         part = self._part
         if self.seed is None or not per_episode:
@@ -135,7 +106,7 @@ class RunPlan:
 
     def save(self, directory: Path) -> None:
         """Write the plan into the report directory."""
-        path = directory / PLAN_JSON
+        path = directory / _PLAN_JSON
         try:
             path.write_text(json.dumps(dataclasses.asdict(self), indent=1), encoding="utf-8")
         except OSError as error:
@@ -143,12 +114,8 @@ class RunPlan:
 
     @classmethod
     def load(cls, directory: Path) -> RunPlan:
-        """Read the plan of a run to resume.
-
-        Raises:
-            ConfigurationError: The directory is of no such run.
-        """
-        path = directory / PLAN_JSON
+        """Read the plan of a run to resume."""
+        path = directory / _PLAN_JSON
         try:
             data = json.loads(path.read_bytes())
             data["env"] = tuple(data["env"])

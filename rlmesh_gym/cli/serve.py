@@ -8,33 +8,29 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.cli.exit_codes import EXIT_DONE
-from rlmesh_gym.cli.loading import find_in_working_directory
+from rlmesh_gym.cli.exit_codes import Exit
 from rlmesh_gym.cli.options import (
     add_server_options,
+    count_option,
+    find_in_working_directory,
     keyword_arguments,
-    positive_int,
+    keyword_option,
     server_tls,
 )
 from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
-from rlmesh_gym.server.env.making import make_envs
+from rlmesh_gym.server.env.lane_vector import make_envs
 
 if TYPE_CHECKING:
     import argparse
 
-    from rlmesh_gym.server.env.making import Made
+    from rlmesh_gym.server.env.lane_vector import Made
 
-__all__ = ["MODES", "build_env", "configure", "execute"]
 
-MODES = {
-    "next-step": AutoresetMode.NEXT_STEP,
-    "same-step": AutoresetMode.SAME_STEP,
-    "disabled": AutoresetMode.DISABLED,
-}
+_MODES = {mode.name.lower().replace("_", "-"): mode for mode in AutoresetMode}
 
-_EPILOG = """\
+EPILOG = """\
 What is served:
   one environment           without --num-envs; its client resets it
   a vector of N lanes       with --num-envs N; resets its lanes itself, --autoreset-mode says when
@@ -49,16 +45,13 @@ Clients of rlmesh-gym turn any of these into the autoreset mode that they are as
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.epilog = _EPILOG
     parser.add_argument(
         "env_id", metavar="ENV_ID", help="Gymnasium id, as module:Id where an import registers it"
     )
-    parser.add_argument(
-        "--num-envs", type=positive_int, metavar="N", help="serve N lanes (default: one env)"
-    )
+    count_option(parser, "--num-envs", "serve N lanes (default: one env)")
     parser.add_argument(
         "--autoreset-mode",
-        choices=sorted(MODES),
+        choices=sorted(_MODES),
         help="when a vector's lane begins its next episode (default: next-step)",
     )
     parser.add_argument(
@@ -68,20 +61,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--processes", action="store_true", help="run each lane of the vector in its own process"
     )
     parser.add_argument("--render-mode", metavar="MODE", help="such as rgb_array")
-    parser.add_argument(
-        "--env-kwargs",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="argument of the environment, or a JSON object of them; may be repeated",
-    )
-    parser.add_argument(
-        "--max-sessions",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="clients at a time, each with environments of its own (default: 1)",
-    )
+    keyword_option(parser, "--env-kwargs", "the environment")
+    text = "clients at a time, each with environments of its own (default: 1)"
+    count_option(parser, "--max-sessions", text, default=1)
     parser.add_argument(
         "--overlap",
         action="store_true",
@@ -98,14 +80,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    mode = _mode(options)
+    what = str(options.env_id)
+    if options.num_envs is not None:
+        lanes = "1 lane" if options.num_envs == 1 else f"{options.num_envs} lanes"
+        what += f" ({lanes}, {'one by one' if mode is None else mode.name})"
+    render = {} if options.render_mode is None else {"render_mode": options.render_mode}
     build = partial(
         build_env,
         options.env_id,
         num_envs=options.num_envs,
-        mode=_mode(options),
+        autoreset_mode=mode,
         processes=options.processes,
-        render_mode=options.render_mode,
         env_kwargs=keyword_arguments(options.env_kwargs),
+        **render,
     )
     server = EnvServer(
         build,
@@ -116,8 +104,8 @@ def execute(options: argparse.Namespace) -> int:
         overlap=options.overlap,
         dedicated_thread=options.dedicated_thread,
     )
-    serve_until_interrupted(server, _what(options))
-    return EXIT_DONE
+    serve_until_interrupted(server, what)
+    return Exit.DONE
 
 
 def _mode(options: argparse.Namespace) -> AutoresetMode | None:
@@ -128,58 +116,22 @@ def _mode(options: argparse.Namespace) -> AutoresetMode | None:
     if not is_vector:
         message = "--autoreset-mode and --processes need a vector: --num-envs without --lanes"
         raise ConfigurationError(message)
-    return MODES[options.autoreset_mode or "next-step"]
+    return _MODES[options.autoreset_mode or "next-step"]
 
 
-def build_env(
-    env_id: str,
-    *,
-    num_envs: int | None = None,
-    mode: AutoresetMode | None = None,
-    processes: bool = False,
-    render_mode: str | None = None,
-    env_kwargs: dict[str, Any] | None = None,
-) -> Made:
-    """Make what ``EnvServer`` is to serve.
-
-    Args:
-        env_id: Gymnasium id.
-        num_envs: Lanes; None for one plain environment.
-        mode: Of a vector; None for a list of lanes.
-        processes: Make an ``AsyncVectorEnv``.
-        render_mode: For every lane.
-        env_kwargs: Further arguments of every lane.
-
-    Raises:
-        gymnasium.error.Error: What Gymnasium says, such as that a package is missing.
-        ConfigurationError: No such name, or making it failed otherwise.
-    """
+def build_env(env_id: str, **options: Any) -> Made:
+    """``make_envs`` with errors that a command line can tell."""
     if ":" in env_id:
         find_in_working_directory()
-    options = {} if render_mode is None else {"render_mode": render_mode}
     try:
-        return make_envs(
-            env_id,
-            num_envs=num_envs,
-            autoreset_mode=mode,
-            processes=processes,
-            env_kwargs=env_kwargs,
-            **options,
-        )
+        return make_envs(env_id, **options)
     except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
-        message = f"{error} An environment of your own needs the module that registers it"
-        raise ConfigurationError(f"{message}, as in my_package:MyEnv-v0") from error
+        raise ConfigurationError(
+            f"{error} An environment of your own needs the module that registers it, as in "
+            "my_package:MyEnv-v0"
+        ) from error
     except gym.error.Error:
         raise
     except Exception as error:
         message = f"making {env_id!r} failed: {type(error).__name__}: {error}"
         raise ConfigurationError(message) from error
-
-
-def _what(options: argparse.Namespace) -> str:
-    if options.num_envs is None:
-        return str(options.env_id)
-    mode = _mode(options)
-    kind = "one by one" if mode is None else mode.name
-    lanes = "1 lane" if options.num_envs == 1 else f"{options.num_envs} lanes"
-    return f"{options.env_id} ({lanes}, {kind})"

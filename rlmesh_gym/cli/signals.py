@@ -7,38 +7,16 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rlmesh_gym.server import EnvServer, ModelServer
 
-__all__ = [
-    "interrupt_cancels",
-    "serve_until_interrupted",
-    "terminate_as_interrupt",
-    "wait_or_interrupt",
-]
 
 _STOP = b"\0"  # No signal has this number.
 _SUCCESSION = 0.5  # Seconds.
-
-
-class _Cancellable(Protocol):
-    def cancel(self, reason: str) -> None: ...
-
-
-class _Ending:
-    """The end of a wait: by itself, or by a signal."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.reason: str | None = None  # Of a signal; None if the wait just ended.
-
-    def cancel(self, reason: str) -> None:
-        self.reason = reason
-        self.event.set()
 
 
 def wait_or_interrupt(wait: Callable[[], object]) -> bool:
@@ -47,16 +25,21 @@ def wait_or_interrupt(wait: Callable[[], object]) -> bool:
     The calling thread waits for an event that is set, so a signal ends it in any case. Raised in
     the middle of a wait, two signals in a row can break it, or be noticed only when it is over.
     """
-    ending = _Ending()
+    over = threading.Event()
+    reasons: list[str] = []
+
+    def interrupt(reason: str) -> None:
+        reasons.append(reason)
+        over.set()
 
     def watch() -> None:
         wait()
-        ending.event.set()
+        over.set()
 
     threading.Thread(target=watch, name="rlmesh_gym-wait", daemon=True).start()
-    with interrupt_cancels(ending, second_interrupts=False):
-        ending.event.wait()
-    return ending.reason is not None
+    with interrupt_cancels(interrupt, second_interrupts=False):
+        over.wait()
+    return bool(reasons)
 
 
 def serve_until_interrupted(server: EnvServer | ModelServer, what: str) -> None:
@@ -104,7 +87,7 @@ def terminate_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def interrupt_cancels(
-    cancellation: _Cancellable, *, second_interrupts: bool = True
+    cancel: Callable[[str], object], *, second_interrupts: bool = True
 ) -> Iterator[None]:
     """Let the first Ctrl-C or SIGTERM cancel the block, and the second one interrupt it at once.
 
@@ -124,7 +107,7 @@ def interrupt_cancels(
     def listen() -> None:
         while (arrived := hear.recv(1)) != _STOP:
             if arrived[0] in previous:
-                cancellation.cancel("interrupted")
+                cancel("interrupted")
 
     def interrupt(number: int, frame: object) -> None:
         nonlocal handled

@@ -26,10 +26,9 @@ from rlmesh_gym.codec.metadata import (
 )
 from rlmesh_gym.codec.spaces.dtypes import DTYPES, decode_dtype, encode_dtype
 from rlmesh_gym.codec.spaces.limits import MAX_MESSAGE_BYTES
-from rlmesh_gym.codec.spaces.members import filler_action, same_space
-from rlmesh_gym.codec.spaces.space_codec import Leaves, LeavesValue, SpaceCodec
+from rlmesh_gym.codec.spaces.space_codec import Leaves, LeavesValue, SpaceCodec, filler_action
 from rlmesh_gym.codec.spaces.space_decoding import decode_space
-from rlmesh_gym.codec.spaces.space_encoding import encode_space
+from rlmesh_gym.codec.spaces.space_encoding import encode_space, same_space
 from rlmesh_gym.codec.spaces.text import UnrestrictedText
 from rlmesh_gym.codec.vector_infos import add_info, join_infos, one_dict
 

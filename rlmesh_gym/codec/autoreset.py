@@ -9,8 +9,6 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.errors import ConfigurationError
 
-__all__ = ["MODE_KEY", "as_autoreset_mode", "find_autoreset_mode", "mode_named"]
-
 MODE_KEY = "autoreset_mode"
 """Where an environment's metadata say how it resets its lanes."""
 
@@ -19,9 +17,9 @@ _MODES = {mode.name.replace("_", ""): mode for mode in AutoresetMode}
 
 def mode_named(name: object) -> AutoresetMode | None:
     """Return the mode of that name, in any spelling such as ``"same-step"``; None for no mode."""
-    if isinstance(name, AutoresetMode) or not isinstance(name, str):
-        return name if isinstance(name, AutoresetMode) else None
-    return _MODES.get(name.upper().replace("_", "").replace("-", ""))
+    if isinstance(name, str):
+        return _MODES.get(name.upper().replace("_", "").replace("-", ""))
+    return name if isinstance(name, AutoresetMode) else None
 
 
 def as_autoreset_mode(value: AutoresetMode | str | None) -> AutoresetMode | None:

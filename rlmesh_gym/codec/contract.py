@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
@@ -21,24 +22,12 @@ from rlmesh_gym.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "EnvContract",
-    "EnvSpec",
-    "decode_contract",
-    "decode_env_spec",
-    "encode_contract",
-    "encode_env_spec",
-    "plain_spec",
-    "split_metadata",
-    "without_unsupported",
-]
 
 _WIRE_MODES = {
-    AutoresetMode.NEXT_STEP: env_contract_pb2.AUTORESET_MODE_NEXT_STEP,
-    AutoresetMode.SAME_STEP: env_contract_pb2.AUTORESET_MODE_SAME_STEP,
-    AutoresetMode.DISABLED: env_contract_pb2.AUTORESET_MODE_DISABLED,
+    mode: env_contract_pb2.AutoresetMode.Value(f"AUTORESET_MODE_{mode.name}")
+    for mode in AutoresetMode
 }
-_MODES: dict[int, AutoresetMode] = {number: mode for mode, number in _WIRE_MODES.items()}
+_MODES = {number: mode for mode, number in _WIRE_MODES.items()}
 _ID_BYTES = 38
 """What the episode id of one lane takes in a request; none has fewer than that."""
 
@@ -96,11 +85,15 @@ def split_metadata(metadata: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[An
     kept: dict[str, Any] = {}
     left_out: dict[Any, str] = {}
     for key, value in metadata.items():
-        fault = "its key is not a str" if not isinstance(key, str) else _fault(value)
-        if fault is None:
-            kept[key] = value
+        if not isinstance(key, str):
+            left_out[key] = "its key is not a str"
+            continue
+        try:
+            encode_meta_value(value)
+        except CodecError as error:
+            left_out[key] = str(error)
         else:
-            left_out[key] = fault
+            kept[key] = value
     return kept, left_out
 
 
@@ -112,14 +105,6 @@ def without_unsupported(contract: EnvContract) -> EnvContract:
             f"metadata[{key!r}] is not sent to clients: {reason}", UserWarning, stacklevel=2
         )
     return replace(contract, metadata=kept) if left_out else contract
-
-
-def _fault(value: Any) -> str | None:
-    try:
-        encode_meta_value(value)
-    except CodecError as error:
-        return str(error)
-    return None
 
 
 def encode_env_spec(
@@ -207,14 +192,17 @@ def decode_contract(message: env_contract_pb2.EnvContract) -> EnvContract:
         detail = f"{num_envs} lanes of {row_bytes} bytes do not fit in one message"
         raise CodecError(detail, path="num_envs")
     metadata = spec.metadata
-    mode = _decode_mode(message.autoreset_mode, metadata.get(MODE_KEY))
+    if message.autoreset_mode == env_contract_pb2.AUTORESET_MODE_UNSPECIFIED:
+        mode = mode_named(metadata.get(MODE_KEY)) or AutoresetMode.DISABLED
+    elif message.autoreset_mode in _MODES:
+        mode = _MODES[message.autoreset_mode]
+    else:
+        detail = f"{message.autoreset_mode} is not an autoreset mode"
+        raise CodecError(detail, path="autoreset_mode")
     if MODE_KEY in metadata:
         metadata[MODE_KEY] = mode
     return EnvContract(
-        env_id=spec.env_id,
-        single_observation_space=spec.single_observation_space,
-        single_action_space=spec.single_action_space,
-        metadata=metadata,
+        **vars(spec),
         num_envs=num_envs,
         render_mode=message.render_mode or None,
         autoreset_mode=mode,
@@ -232,14 +220,6 @@ def plain_spec(spec: env_contract_pb2.EnvSpec) -> None:
             plain_integers(getattr(spec, name), name)
 
 
-def _decode_mode(number: int, text: object) -> AutoresetMode:
-    if number in _MODES:
-        return _MODES[number]
-    if number != env_contract_pb2.AUTORESET_MODE_UNSPECIFIED:
-        raise CodecError(f"{number} is not an autoreset mode", path="autoreset_mode")
-    return mode_named(text) or AutoresetMode.DISABLED
-
-
 def _unicode(text: str, path: str) -> str:
     try:
         text.encode()
@@ -249,11 +229,9 @@ def _unicode(text: str, path: str) -> str:
 
 
 def _row_bytes(space: spaces.Space[Any]) -> int:
-    if isinstance(space, spaces.Dict):
-        return sum(_row_bytes(child) for child in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return sum(_row_bytes(child) for child in space.spaces)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        members = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return sum(map(_row_bytes, members))
     if isinstance(space, spaces.Text):
         return 8
-    itemsize = 1 if space.dtype is None else space.dtype.itemsize
-    return itemsize * math.prod(space.shape or ())
+    return np.dtype(space.dtype).itemsize * math.prod(space.shape or ())

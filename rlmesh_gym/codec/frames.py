@@ -13,7 +13,6 @@ from rlmesh_gym.errors import ProtocolError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["as_frame", "as_rgb", "decode_png", "encode_png"]
 
 _CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
 _MAX_PIXELS = 64 * 1024 * 1024
@@ -42,15 +41,14 @@ def as_frame(frame: Any) -> NDArray[np.uint8] | None:
         return None
     pixels = np.asarray(frame)
     if pixels.dtype.kind not in "biuf":
-        message = f"render returned no image but {type(frame).__name__} of {pixels.dtype}"
-        raise TypeError(message)
+        kind = type(frame).__name__
+        raise TypeError(f"render returned no image but {kind} of {pixels.dtype}")
     if pixels.ndim == 4 and len(pixels) == 1:  # noqa: PLR2004 - lanes, rows, columns, channels
         pixels = pixels[0]
     if pixels.ndim not in {2, 3}:
         return None
     if pixels.size == 0:
-        message = f"render returned an image without pixels, shape {pixels.shape}"
-        raise ValueError(message)
+        raise ValueError(f"render returned an image without pixels, shape {pixels.shape}")
     if pixels.ndim == 3:  # noqa: PLR2004 - rows, columns, channels
         if pixels.shape[-1] not in _CHANNELS and pixels.shape[0] in _CHANNELS:
             pixels = np.moveaxis(pixels, 0, -1)
@@ -106,16 +104,12 @@ def decode_png(data: bytes, endpoint: str = "") -> NDArray[np.uint8]:
     """
     try:
         with Image.open(BytesIO(data), formats=["PNG"]) as image:
-            return _decoded(image)
+            if image.width * image.height > _MAX_PIXELS:
+                size = f"{image.width} x {image.height}"
+                raise ValueError(f"{size} pixels are more than any frame has")  # noqa: TRY301
+            plain = image if image.mode in _CHANNELS.values() else image.convert("RGB")
+            return np.array(plain, dtype=np.uint8)
     except Exception as error:  # Pillow has many for what is no image.
         raise ProtocolError(
             f"render: the frame is no PNG image: {error}", endpoint=endpoint, operation="render"
         ) from error
-
-
-def _decoded(image: Image.Image) -> NDArray[np.uint8]:
-    if image.width * image.height > _MAX_PIXELS:
-        message = f"{image.width} x {image.height} pixels are more than any frame has"
-        raise ValueError(message)
-    plain = image if image.mode in _CHANNELS.values() else image.convert("RGB")
-    return np.array(plain, dtype=np.uint8)

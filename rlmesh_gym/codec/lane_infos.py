@@ -3,6 +3,10 @@
 The forms: Gymnasium's one dict of arrays with a boolean mask ``_key`` beside each; the same without
 masks, or with lists for arrays; one dict per lane, in a list, tuple or object array. The inverse
 stands in :mod:`rlmesh_gym.codec.vector_infos`.
+
+The last observations of episodes that a SAME_STEP vector has reset travel in its infos, each as the
+bytes of a one-row ``SpaceValue`` (capability ``rlmesh_gym.final_obs``), which keeps its dtypes; a
+server without that sends plain lists, read through the space.
 """
 
 from __future__ import annotations
@@ -11,22 +15,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
+
+from rlmesh_gym._proto.spaces.v1 import value_pb2
+from rlmesh_gym.errors import CodecError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "CONFORMANCE_KEY",
-    "FINAL_INFO",
-    "FINAL_OBS",
-    "column_of",
-    "final_info",
-    "is_mask",
-    "lane_info",
-    "plain_scalar",
-    "take_lanes",
-    "without_notes",
-]
+    from numpy.typing import NDArray
+
+    from rlmesh_gym.codec.spaces.space_codec import SpaceCodec
+
 
 FINAL_OBS = "final_obs"
 """Where SAME_STEP keeps the last observation of an episode."""
@@ -88,11 +88,7 @@ def final_info(infos: Any, lane: int, num_envs: int) -> dict[str, Any]:
     else:
         column = column_of(final, num_envs)
         is_apart = column is not None and isinstance(column[lane], Mapping)
-    return without_notes(lane_info(final if is_apart else infos, lane, num_envs))
-
-
-def without_notes(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one lane's info without the last observation and without a server's warnings."""
+    info = lane_info(final if is_apart else infos, lane, num_envs)
     return {key: info[key] for key in info if key not in (FINAL_OBS, CONFORMANCE_KEY)}
 
 
@@ -113,11 +109,7 @@ def take_lanes(infos: Mapping[str, Any], lanes: Sequence[int], num_envs: int) ->
 
 
 def plain_scalar(value: Any) -> Any:
-    """Return a numpy scalar as the Python one of which Gymnasium's arrays make it, if there is one.
-
-    ``int``, ``float`` and ``bool`` become int64, float64 and bool in a vector's infos; a lane whose
-    env gave them gets them back. All else is returned as it is.
-    """
+    """Return int64, float64 and bool, which a vector's infos make of Python's scalars, as those."""
     return value.item() if isinstance(value, _PLAIN_DTYPES) else value
 
 
@@ -130,14 +122,49 @@ def is_mask(infos: Mapping[str, Any], key: object) -> bool:
 
 def column_of(value: Any, num_envs: int) -> Sequence[Any] | None:
     """Return the value if it has one entry per lane."""
-    if isinstance(value, np.ndarray):
-        has_rows = value.ndim > 0 and len(value) == num_envs
-    else:
-        has_rows = isinstance(value, (list, tuple)) and len(value) == num_envs
-    return value if has_rows else None
+    has_rows = value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, (list, tuple))
+    return value if has_rows and len(value) == num_envs else None
 
 
 def _mask(value: Any, num_envs: int) -> Sequence[Any] | None:
     if isinstance(value, np.ndarray) and value.ndim != 1:
         return None  # An env's own key that only looks like one.
     return column_of(value, num_envs)
+
+
+def encode_final_obs(
+    codec: SpaceCodec, final_obs: Any, ended: NDArray[np.bool_]
+) -> list[bytes | None]:
+    """Encode the terminal observations of the lanes that ended; the others get None.
+
+    Gymnasium gives an object array with one observation, or None, per lane; some vector envs a
+    dense batch.
+    """
+    encoded: list[bytes | None] = [None] * len(ended)
+    is_per_lane = isinstance(final_obs, (list, tuple)) or (
+        isinstance(final_obs, np.ndarray) and final_obs.dtype.hasobject
+    )
+    if is_per_lane and len(final_obs) != len(ended):
+        raise CodecError(f"expected {len(ended)} rows, got {len(final_obs)}", path="final_obs")
+    batch = None if is_per_lane else codec.flatten(final_obs, len(ended))
+    for lane in np.flatnonzero(ended).tolist():
+        if batch is None:
+            row = codec.flatten_row(final_obs[lane])
+        else:
+            row = [leaf[lane : lane + 1] for leaf in batch]
+        encoded[lane] = codec.encode(row, 1).SerializeToString()
+    return encoded
+
+
+def decode_final_obs(codec: SpaceCodec, item: Any) -> Any:
+    """Return one lane's terminal observation as its space has it; None for lanes that go on."""
+    if item is None:
+        return None
+    if isinstance(item, bytes):
+        try:
+            value = value_pb2.SpaceValue.FromString(item)
+        except DecodeError:
+            pass  # A Text observation of another server may be bytes of its own.
+        else:
+            return codec.unflatten_row(codec.decode(value, 1), 0)
+    return codec.unflatten_row(codec.flatten_row(item), 0)

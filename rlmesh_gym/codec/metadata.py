@@ -25,9 +25,8 @@ from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.codec.typed_values import pack, unpack
 from rlmesh_gym.errors import CodecError
 
-__all__ = ["decode_meta_map", "encode_meta_map", "encode_meta_value"]
-
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_Writer = Callable[[Any, meta_pb2.MetaValue, str, int], None]
 
 
 def encode_meta_map(
@@ -87,14 +86,8 @@ def decode_meta_map(
 
 
 def _write(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
-    write = _WRITERS.get(type(value))
-    if write is None:
-        write = _writer(value)
+    write = _WRITERS.get(type(value)) or _writer(value)
     write(value, out, path, depth)
-
-
-def _write_none(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
-    """None is a value without kind."""
 
 
 def _write_bool(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
@@ -184,34 +177,20 @@ def _check_depth(path: str, depth: int) -> None:
         raise CodecError(f"nested more than {MAX_META_DEPTH} levels deep", path=path[:200])
 
 
-def _write_enum(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
-    _write(value.value, out, path, depth)
+def _via(plainer: Callable[[Any], Any]) -> _Writer:
+    """Return the writer of values that are written as something plainer."""
+    return lambda value, out, path, depth: _write(plainer(value), out, path, depth)
 
 
-def _write_named_tuple(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
-    _write_mapping(dict(zip(value._fields, value, strict=True)), out, path, depth)
-
-
-def _write_dataclass(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    _write_mapping(fields, out, path, depth)
-
-
-def _write_set(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
+def _in_order(value: AbstractSet[Any]) -> list[Any]:
     # Sorted, since the order of a set of str changes with every process.
     if all(isinstance(item, str) for item in value) or all(isinstance(item, int) for item in value):
-        items = sorted(value)
-    else:
-        items = sorted(value, key=repr)
-    _write_list(items, out, path, depth)
+        return sorted(value)
+    return sorted(value, key=repr)
 
 
-def _write_path(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:
-    _write(os.fspath(value), out, path, depth)
-
-
-def _write_date(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
-    out.text = value.isoformat()
+def _fields_of(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _refuse(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
@@ -231,10 +210,8 @@ def _write_via_list(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) 
     _write(plain, out, path, depth + 1)
 
 
-_Writer = Callable[[Any, meta_pb2.MetaValue, str, int], None]
-
 _WRITERS: dict[type, _Writer] = {
-    type(None): _write_none,
+    type(None): lambda *_: None,  # a value without kind
     bool: _write_bool,
     int: _write_integer,
     float: _write_number,
@@ -244,40 +221,40 @@ _WRITERS: dict[type, _Writer] = {
     tuple: _write_list,
     dict: _write_mapping,
     np.ndarray: _write_array,
+    np.bool_: _write_bool,
+    np.float64: _write_number,
+    np.int64: _write_integer,
 }
 """The exact types of nearly all values; the rest goes through the table below, first match wins."""
 
 _KINDS: tuple[tuple[type | tuple[type, ...], _Writer], ...] = (
-    (np.bool_, _write_bool),
-    (enum.Enum, _write_enum),  # before int and str: IntEnum, StrEnum
+    (enum.Enum, _via(lambda value: value.value)),  # before int and str: IntEnum, StrEnum
     (np.timedelta64, _refuse),  # an np.integer, for numpy
     ((int, np.integer), _write_integer),
     ((float, np.floating, decimal.Decimal), _write_number),
-    (str, _write_text),
+    ((str, np.datetime64), _write_text),
     ((bytes, bytearray), _write_bytes),
     (np.ndarray, _write_array),
-    (np.datetime64, _write_text),
     (Mapping, _write_mapping),
     (memoryview, _write_via_list),
     (Sequence, _write_list),
-    (AbstractSet, _write_set),
-    (os.PathLike, _write_path),
-    ((dt.date, dt.time), _write_date),  # datetime is a date
+    (AbstractSet, _via(_in_order)),
+    (os.PathLike, _via(os.fspath)),
+    ((dt.date, dt.time), _via(lambda value: value.isoformat())),  # datetime is a date
 )
 
 
 def _writer(value: Any) -> _Writer:
     """Find the writer of a value whose exact type is not in ``_WRITERS``."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _write_named_tuple
+        return _via(lambda value: dict(zip(value._fields, value, strict=True)))
     for kinds, write in _KINDS:
         if isinstance(value, kinds):
             return write
-    if not isinstance(value, type):
-        if dataclasses.is_dataclass(value):
-            return _write_dataclass
-        if callable(getattr(value, "tolist", None)):
-            return _write_via_list  # torch, jax, array.array, pandas
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _via(_fields_of)
+    if callable(getattr(value, "tolist", None)) and not isinstance(value, type):
+        return _write_via_list  # torch, jax, array.array, pandas
     return _refuse
 
 

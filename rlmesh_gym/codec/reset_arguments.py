@@ -15,17 +15,6 @@ import numpy.typing as npt
 
 from rlmesh_gym.errors import ConfigurationError
 
-__all__ = [
-    "RESET_MASK",
-    "Seeds",
-    "are_consecutive",
-    "copy_options",
-    "expand_seeds",
-    "lane_arguments",
-    "split_options",
-    "warn_of_mask",
-]
-
 RESET_MASK = "reset_mask"
 """The option that names the lanes to reset: a bool array of shape ``(num_envs,)``."""
 
@@ -36,17 +25,10 @@ _MAX_SEED = 2**63 - 1
 
 
 def expand_seeds(seed: Seeds, num_envs: int) -> list[int | None]:
-    """Return one seed per lane.
+    """Return one seed per lane: of an int ``s`` it makes ``s, s + 1 …``.
 
-    Args:
-        seed: None for none, an int ``s`` for ``s, s + 1 …``, or one int or None per lane; numpy
-            integers are welcome.
-        num_envs: Number of lanes.
-
-    Raises:
-        ValueError: Another number of seeds than lanes.
-        TypeError: Something that is not an integer.
-        ConfigurationError: A seed below 0 or above int64.
+    Raises the ValueError and TypeError that Gymnasium does, and a ConfigurationError for a seed
+    that is below 0 or above int64.
     """
     if seed is None:
         return [None] * num_envs
@@ -85,11 +67,7 @@ def _integer(value: Any, lane: int) -> int:
 
 
 def copy_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the options.
-
-    Raises:
-        TypeError: They are no mapping.
-    """
+    """Return a copy of the options; a TypeError where they are no mapping."""
     if not isinstance(options, Mapping):
         raise TypeError(f"reset: options must be None or a mapping, got {options!r}")
     return dict(options)
@@ -98,18 +76,10 @@ def copy_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def split_options(
     options: Mapping[str, Any] | None, num_envs: int
 ) -> tuple[dict[str, Any] | None, npt.NDArray[np.bool_] | None]:
-    """Take ``reset_mask`` out of a copy of the options.
+    """Take ``reset_mask`` out of a copy of the options; wrappers outside still see it in theirs.
 
-    Args:
-        options: As the user gave them; not changed, so that wrappers outside still see the mask.
-        num_envs: Number of lanes.
-
-    Returns:
-        What goes to the lanes (``{}`` if there was only the mask), and a copy of the mask or None.
-
-    Raises:
-        TypeError: The options are no mapping, or the mask no array of bools.
-        ValueError: Its shape is wrong, or it names no lane.
+    Returns what goes to the lanes (``{}`` if there was only the mask), and a copy of the mask or
+    None. A mask that will not do is refused as Gymnasium does it.
     """
     if options is None:
         return None, None
@@ -152,11 +122,7 @@ def lane_arguments(
 ) -> tuple[list[int | None] | None, dict[str, Any]]:
     """Return the ``seed`` and ``options`` with which a vector env resets some lanes.
 
-    Args:
-        lanes: Which ones.
-        seeds: One per lane of ``lanes``, or none at all.
-        options: For the lanes; not changed.
-        num_envs: Number of lanes of the vector.
+    ``seeds`` are one per lane of ``lanes``, or none at all.
     """
     mask = np.zeros(num_envs, dtype=np.bool_)
     mask[list(lanes)] = True

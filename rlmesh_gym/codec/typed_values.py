@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from rlmesh_gym.codec.spaces.cast import object_array
 from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.errors import CodecError
-
-__all__ = ["RESERVED_KEY", "pack", "unpack"]
 
 RESERVED_KEY = "rlmesh_gym.value"
 
@@ -41,17 +40,11 @@ _MAX_HEADER_BYTES = 1024
 
 
 def pack(value: Any, depth: int = 0) -> Any:
-    """Replace what a ``MetaMap`` has no kind for; all else stays as it is.
-
-    Raises:
-        CodecError: Nesting too deep, as in a list that holds itself.
-    """
-    write = _PACKERS.get(type(value))
-    if write is None:
-        if type(value) in _PLAIN:
-            return value
-        write = _packer(value)
-    if depth > MAX_META_DEPTH:
+    """Replace what a ``MetaMap`` has no kind for; all else stays as it is."""
+    if type(value) in _PLAIN:
+        return value
+    write = _PACKERS.get(type(value)) or _packer(value)
+    if depth > MAX_META_DEPTH:  # as in a list that holds itself
         raise CodecError(f"nested more than {MAX_META_DEPTH} levels deep")
     return write(value, depth)
 
@@ -90,7 +83,9 @@ def _pack_list(value: Any, depth: int) -> list[Any]:
     return [item if type(item) in _PLAIN else pack(item, depth + 1) for item in value]
 
 
-def _pack_tuple(value: tuple[Any, ...], depth: int) -> Any:
+def _pack_tuple(value: Any, depth: int) -> Any:
+    if hasattr(value, "_fields"):
+        return _pack_map(dict(zip(value._fields, value, strict=True)), depth)
     return _marked("tuple", _pack_list(value, depth))
 
 
@@ -105,10 +100,6 @@ def _pack_map(value: Mapping[Any, Any], depth: int) -> Any:
         key: item if type(item) in _PLAIN else pack(item, depth + 1) for key, item in value.items()
     }
     return _marked("dict", packed) if RESERVED_KEY in packed else packed
-
-
-def _pack_named_tuple(value: Any, depth: int) -> Any:
-    return _pack_map(dict(zip(value._fields, value, strict=True)), depth)
 
 
 def _pack_foreign_array(value: Any, depth: int) -> Any:
@@ -139,7 +130,6 @@ _PACKERS: dict[type, _Packer] = {
 }
 """The exact types of nearly all values."""
 
-
 _KINDS_OF: tuple[tuple[type | tuple[type, ...], _Packer], ...] = (
     ((type, str, bytes), _keep),  # also numpy's own text
     ((np.ndarray, np.generic), _pack_array),
@@ -152,8 +142,6 @@ _KINDS_OF: tuple[tuple[type | tuple[type, ...], _Packer], ...] = (
 
 def _packer(value: Any) -> _Packer:
     """Find the packer of a value whose exact type is not in ``_PACKERS``."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _pack_named_tuple
     for kinds, packer in _KINDS_OF:
         if isinstance(value, kinds):
             return packer
@@ -161,18 +149,14 @@ def _packer(value: Any) -> _Packer:
 
 
 def unpack(value: Any) -> Any:
-    """Undo ``pack`` on what came; dicts, lists and arrays are fresh.
-
-    Raises:
-        CodecError: The reserved key holds something else.
-    """
+    """Undo ``pack`` on what came; dicts, lists and arrays are fresh."""
     if isinstance(value, dict):
         if len(value) == 1 and RESERVED_KEY in value:
             try:
                 return _unpack_marked(value[RESERVED_KEY])
+            except CodecError:
+                raise
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-                if isinstance(error, CodecError):
-                    raise
                 message = f"{RESERVED_KEY} holds nothing that this release knows: {error}"
                 raise CodecError(message) from error
         return {key: item if type(item) in _PLAIN else unpack(item) for key, item in value.items()}
@@ -188,19 +172,10 @@ def _unpack_marked(content: Any) -> Any:
     if name == "dict":
         return {key: unpack(item) for key, item in value.items()}
     if name == "objects":
-        items, shape = value["items"], value["shape"]
-        array = np.empty(len(items), dtype=object)
-        for index, item in enumerate(items):
-            array[index] = unpack(item)
-        return array.reshape(shape)
-    return _SEQUENCES[name](unpack(list(value)))
-
-
-_SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-}
+        return object_array(unpack(list(value["items"]))).reshape(value["shape"])
+    sequences: dict[str, Callable[[list[Any]], Any]]
+    sequences = {"tuple": tuple, "set": set, "frozenset": frozenset}
+    return sequences[name](unpack(list(value)))
 
 
 def _unpack_array(content: bytes) -> Any:

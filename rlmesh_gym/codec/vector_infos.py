@@ -13,13 +13,13 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from rlmesh_gym.codec.lane_infos import FINAL_OBS, column_of, is_mask, lane_info, plain_scalar
+from rlmesh_gym.codec.spaces.cast import object_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-__all__ = ["add_info", "join_infos", "number_array", "one_dict", "vector_form"]
 
 _GYMNASIUMS: Any = VectorEnv._add_info  # noqa: SLF001 - the rules are nowhere else
 
@@ -69,28 +69,24 @@ def one_dict(infos: Any, num_envs: int) -> dict[str, Any] | None:
 def vector_form(infos: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
     """Bring one dict of all lanes' infos into Gymnasium's form, whatever its server made of it.
 
-    Args:
-        infos: Lists may stand for arrays, masks may be missing; what does not have one entry per
-            lane speaks of all of them.
-        num_envs: Number of lanes.
+    Lists may stand for arrays, masks may be missing; what does not have one entry per lane speaks
+    of all of them.
     """
     arrays: dict[str, Any] = {}
     for key, value in infos.items():
+        column = column_of(value, num_envs)
         if isinstance(value, dict):
             arrays[key] = vector_form(value, num_envs)
-        elif isinstance(value, np.ndarray) and value.ndim and len(value) == num_envs:
-            arrays[key] = value
-        elif (column := column_of(value, num_envs)) is not None:
-            array = None if key == FINAL_OBS else number_array(list(column))
-            arrays[key] = _objects(column) if array is None else array
-        elif is_mask(infos, key):
+        elif isinstance(column, np.ndarray):
+            arrays[key] = column
+        elif column is None and is_mask(infos, key):
             arrays[key] = np.ones(num_envs, dtype=np.bool_)  # No mask at all.
         elif isinstance(value, np.ndarray):
             arrays[key] = np.repeat(value[np.newaxis], num_envs, axis=0)
         else:
-            array = number_array([value])
-            same = [value] * num_envs
-            arrays[key] = _objects(same) if array is None else np.repeat(array, num_envs, axis=0)
+            values = [value] * num_envs if column is None else list(column)
+            array = None if key == FINAL_OBS else number_array(values)
+            arrays[key] = object_array(values) if array is None else array
     for key in infos:
         if f"_{key}" not in infos and not is_mask(infos, key):
             arrays[f"_{key}"] = np.ones(num_envs, dtype=np.bool_)
@@ -125,18 +121,8 @@ def number_array(values: list[Any]) -> NDArray[Any] | None:
     return np.array(rows)
 
 
-def _objects(values: Any) -> NDArray[Any]:
-    # Filled one by one: numpy would take lists of equal length for more axes.
-    array = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):
-        array[index] = value
-    return array
-
-
 class _Width:
     """Stands where ``VectorEnv._add_info`` asks a vector env for its width, and mends misfits."""
-
-    __slots__ = ("num_envs",)
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -148,16 +134,12 @@ class _Width:
             try:
                 return cast("dict[str, Any]", _GYMNASIUMS(self, infos, info, lane))
             except _MISFITS:
-                pass  # Once more key by key; what was added already is only added again.
-        for key, value in info.items():
-            if not _mixes_dicts(infos, {key: value}):
-                try:
-                    _GYMNASIUMS(self, infos, {key: value}, lane)
-                except _MISFITS:
-                    pass
-                else:
-                    continue
-            self._add_object(infos, key, value, lane)
+                pass
+        if len(info) == 1:
+            self._add_object(infos, *next(iter(info.items())), lane)
+        else:  # Once more key by key; what was added already is only added again.
+            for key, value in info.items():
+                self.add(infos, {key: value}, lane)
         return infos
 
     _add_info = add  # By which Gymnasium's function calls itself for nested dicts.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlmesh_gym.env.reading.conformance import ConformanceWarning
+from rlmesh_gym.env.reading.infos import ConformanceWarning
 from rlmesh_gym.env.remote_env import RemoteEnv
 from rlmesh_gym.env.vector_env import RemoteVectorEnv
 

@@ -9,29 +9,21 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.codec.reset_arguments import copy_options, expand_seeds
 from rlmesh_gym.env.drive.actions import ActionReader
-from rlmesh_gym.env.open.connect import connect
-from rlmesh_gym.env.open.hidden_token import without_token
-from rlmesh_gym.env.open.sources import ConnectionOptions, EmbeddedSpec, find_sources
+from rlmesh_gym.env.open.connect import connect, find_sources
+from rlmesh_gym.env.open.sources import ConnectionOptions
 from rlmesh_gym.env.reading.infos import lane_rows
+from rlmesh_gym.env.remote_lanes import RemoteLanes
 from rlmesh_gym.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gymnasium.envs.registration import EnvSpec
-
-    from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.env.drive.endpoint import Endpoint
-    from rlmesh_gym.env.drive.group import EndpointGroup
     from rlmesh_gym.env.reading.infos import InfoRows
-    from rlmesh_gym.episodes import EpisodeLog
-    from rlmesh_gym.lanes import LanePhase
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
-__all__ = ["RemoteEnv"]
 
-
-class RemoteEnv(gym.Env[Any, Any]):
+class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
     """The only lane of an endpoint.
 
     After an episode's end ``reset`` begins the next one, whatever the endpoint's autoreset mode.
@@ -75,8 +67,6 @@ class RemoteEnv(gym.Env[Any, Any]):
         episodes_kept: int | None = 1000,
         **env_kwargs: Any,
     ) -> None:
-        self._spec: EnvSpec | None = None
-        self._group: EndpointGroup | None = None
         self._config = {
             "address": address,
             "env_id": env_id,
@@ -87,17 +77,13 @@ class RemoteEnv(gym.Env[Any, Any]):
             **env_kwargs,
         }
         options = ConnectionOptions.from_values(token, tls, timeouts)
-        embedded = None
-        if env_id is not None:
-            embedded = EmbeddedSpec(
-                env_id, autoreset_mode=None, render_mode=render_mode, env_kwargs=env_kwargs
-            )
         sources = find_sources(
             address=address,
-            addresses=None,
-            embedded=embedded,
+            env_id=env_id,
             env_kwargs=env_kwargs,
             options=options,
+            autoreset_mode=None,
+            render_mode=render_mode,
         )
         if len(sources) != 1:
             labels = ", ".join(source.label for source in sources)
@@ -113,7 +99,7 @@ class RemoteEnv(gym.Env[Any, Any]):
             render_mode=render_mode,
             episodes_kept=episodes_kept,
         )
-        contract = self._group.endpoints[0].session.contract
+        contract = self.contract
         self.observation_space = contract.single_observation_space
         self.action_space = contract.single_action_space
         self.render_mode = contract.render_mode
@@ -141,7 +127,7 @@ class RemoteEnv(gym.Env[Any, Any]):
             DeadlineError: No answer within ``timeouts.reset``.
             RemoteError: The environment or the way to it failed.
         """
-        group = self._connected()
+        group = self._group
         group.check_ready("reset")
         seeds = expand_seeds(seed, 1)
         super().reset(seed=seeds[0])
@@ -164,7 +150,7 @@ class RemoteEnv(gym.Env[Any, Any]):
             DeadlineError: No answer within ``timeouts.step``.
             RemoteError: The environment or the way to it failed.
         """
-        group = self._connected()
+        group = self._group
         group.check_ready("step")
         group.prepare_step()
         group.start_step(self._actions.read_one(action))
@@ -179,7 +165,7 @@ class RemoteEnv(gym.Env[Any, Any]):
 
     def render(self) -> Any:
         """Return a uint8 frame of shape ``(height, width, 3)``, or None without a render mode."""
-        group = self._connected()
+        group = self._group
         group.check_ready("render")
         if self.render_mode is None:
             return None
@@ -187,65 +173,10 @@ class RemoteEnv(gym.Env[Any, Any]):
 
     def close(self) -> None:
         """Say goodbye to the endpoint; bounded, and may be called again."""
-        if self._group is not None:
-            self._group.close()
-
-    def _connected(self) -> EndpointGroup:
-        if self._group is None:
-            raise ConfigurationError("the environment was never connected")
-        return self._group
+        self._group.close()
 
     def _info(self, parts: list[tuple[Endpoint, InfoRows]]) -> dict[str, Any]:
         info: dict[str, Any] = {}
         for _, row in lane_rows(parts):
             info.update(row)
         return info
-
-    @property
-    def lane_phases(self) -> tuple[LanePhase, ...]:
-        """What the lane is doing, a tuple of one."""
-        return self._connected().table.phases
-
-    @property
-    def episode_ids(self) -> tuple[str, ...]:
-        """Id of the episode that the last observation belongs to, a tuple of one."""
-        return tuple(self._connected().table.episode_ids)
-
-    @property
-    def lane_seeds(self) -> tuple[int | None, ...]:
-        """Seed that began the episode, a tuple of one."""
-        return tuple(self._connected().table.seeds)
-
-    @property
-    def lane_engine(self) -> EndpointGroup:
-        """What drives the lane, in leaves; a run over this object drives it too."""
-        return self._connected()
-
-    @property
-    def episodes(self) -> EpisodeLog:
-        """Episodes that are over, oldest first, up to ``episodes_kept``."""
-        return self._connected().log
-
-    @property
-    def contract(self) -> EnvContract:
-        """What the endpoint promises: env id, spaces and metadata, as a policy is told."""
-        return self._connected().endpoints[0].session.contract
-
-    @property
-    def spec(self) -> EnvSpec | None:
-        """What ``gymnasium.make`` made it from; settable. Never holds a token."""
-        return self._spec
-
-    @spec.setter
-    def spec(self, spec: EnvSpec | None) -> None:
-        self._spec = without_token(spec)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments, without the token; what is unpickled connects anew."""
-        return _rebuild, (type(self), self._config, self._spec)
-
-
-def _rebuild(cls: type[RemoteEnv], config: Mapping[str, Any], spec: EnvSpec | None) -> RemoteEnv:
-    env = cls(**config)
-    env.spec = spec
-    return env

@@ -13,11 +13,11 @@ from rlmesh_gym.codec import as_autoreset_mode
 from rlmesh_gym.codec.reset_arguments import expand_seeds, split_options, warn_of_mask
 from rlmesh_gym.env.drive.actions import ActionReader
 from rlmesh_gym.env.drive.recovery import Recovery
-from rlmesh_gym.env.open.connect import connect, step_limit
-from rlmesh_gym.env.open.hidden_token import without_token
-from rlmesh_gym.env.open.sources import ConnectionOptions, EmbeddedSpec, find_sources
+from rlmesh_gym.env.open.connect import connect, find_sources, step_limit
+from rlmesh_gym.env.open.sources import ConnectionOptions
 from rlmesh_gym.env.reading.attributes import lane_attribute, refuse_attribute
 from rlmesh_gym.env.reading.infos import vector_infos
+from rlmesh_gym.env.remote_lanes import RemoteLanes
 from rlmesh_gym.errors import (
     ClosedError,
     ConfigurationError,
@@ -28,33 +28,26 @@ from rlmesh_gym.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
     from gymnasium import Space
-    from gymnasium.envs.registration import EnvSpec
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.codec.reset_arguments import Seeds
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
-    from rlmesh_gym.env.drive.group import EndpointGroup
     from rlmesh_gym.env.reading.infos import InfoRows
-    from rlmesh_gym.episodes import EpisodeLog
-    from rlmesh_gym.lanes import LanePhase
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
     StepResult = tuple[
         Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
     ]
 
-__all__ = ["RemoteVectorEnv"]
 
 ON_FAILURE = ("raise", "restart")
 
 
-class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
+class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
     """Sub-environments that live at one or several endpoints, stepped as one Gymnasium vector.
 
     It behaves as ``gymnasium.vector.SyncVectorEnv`` over the same environments, in each autoreset
@@ -128,7 +121,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         **env_kwargs: Any,
     ) -> None:
         self.closed = True  # Until it is connected, there is nothing to close.
-        self._spec: EnvSpec | None = None
         self._config = {
             "address": address,
             "addresses": addresses,
@@ -154,27 +146,22 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         if on_failure not in ON_FAILURE:
             raise ConfigurationError(f"on_failure must be one of {ON_FAILURE}, got {on_failure!r}")
         options = ConnectionOptions.from_values(token, tls, timeouts)
-        embedded = None
         if env_id is not None:
             if max_episode_steps is not None:
                 env_kwargs["max_episode_steps"] = max_episode_steps
-            embedded = EmbeddedSpec(
-                env_id,
-                num_envs=1 if num_envs is None else num_envs,
-                workers=workers,
-                autoreset_mode=AutoresetMode.NEXT_STEP if mode is None else mode,
-                render_mode=render_mode,
-                env_kwargs=env_kwargs,
-            )
             if address is None and addresses is None:
                 limit = None  # The environments are made with it.
         self._group = connect(
             find_sources(
                 address=address,
                 addresses=addresses,
-                embedded=embedded,
+                env_id=env_id,
                 env_kwargs=env_kwargs,
                 options=options,
+                num_envs=num_envs,
+                workers=workers,
+                autoreset_mode=AutoresetMode.NEXT_STEP if mode is None else mode,
+                render_mode=render_mode,
             ),
             autoreset_mode=mode,
             timeouts=options.timeouts,
@@ -184,7 +171,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             recovery=Recovery(restart_patience) if on_failure == "restart" else None,
             episodes_kept=episodes_kept,
         )
-        contract = self._group.endpoints[0].session.contract
+        contract = self.contract
         total = self._group.num_envs
         self.num_envs = total
         self.autoreset_mode = self._group.mode
@@ -342,43 +329,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             infos["_episode_id"] = np.ones(self.num_envs, dtype=np.bool_)
         return infos
 
-    # Lanes and episodes
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Address of each endpoint, in lane order."""
-        return tuple(endpoint.address for endpoint in self._group.endpoints)
-
-    @property
-    def lane_phases(self) -> tuple[LanePhase, ...]:
-        """What each lane is doing."""
-        return self._group.table.phases
-
-    @property
-    def episode_ids(self) -> tuple[str, ...]:
-        """Id of the episode that each lane's last returned observation belongs to."""
-        return tuple(self._group.table.episode_ids)
-
-    @property
-    def lane_seeds(self) -> tuple[int | None, ...]:
-        """Seed that began each lane's episode; None for one that began without."""
-        return tuple(self._group.table.seeds)
-
-    @property
-    def lane_engine(self) -> EndpointGroup:
-        """What drives the lanes, in leaves; a run over this object drives it too."""
-        return self._group
-
-    @property
-    def episodes(self) -> EpisodeLog:
-        """Episodes that are over, oldest first, up to ``episodes_kept``."""
-        return self._group.log
-
-    @property
-    def contract(self) -> EnvContract:
-        """What the first endpoint promises: env id, spaces and metadata, as a policy is told."""
-        return self._group.endpoints[0].session.contract
-
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """Last seed given to each lane; -1 for a lane that never got one."""
@@ -395,15 +345,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
             "np_random: the lanes' random generators live at the endpoints; seed them with "
             "reset(seed=...), and actions with action_space.seed(...)"
         )
-
-    @property
-    def spec(self) -> EnvSpec | None:
-        """What ``gymnasium.make_vec`` made it from; settable. Never holds a token."""
-        return self._spec
-
-    @spec.setter
-    def spec(self, spec: EnvSpec | None) -> None:
-        self._spec = without_token(spec)
 
     # What the contract can answer
 
@@ -432,6 +373,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             UnsupportedCallError: Anything else needs the environment objects, which are elsewhere.
         """
+        self._group.check_ready("call")
         if args or kwargs:
             raise UnsupportedCallError(f"call({name!r}): arguments cannot be passed on")
         if name == "render":
@@ -472,22 +414,5 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments, without the token; what is unpickled connects anew."""
-        return _rebuild, (type(self), self._config, self._spec)
-
-
-def _rebuild(
-    cls: type[RemoteVectorEnv], config: Mapping[str, Any], spec: EnvSpec | None
-) -> RemoteVectorEnv:
-    env = cls(**config)
-    env.spec = spec
-    return env

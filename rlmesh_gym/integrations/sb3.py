@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
     from numpy.typing import NDArray
 
-__all__ = ["Sb3VecEnv", "as_vec_env"]
-
-_MODE = "autoreset_mode"
-_STATISTICS = "episode"
-_RETURN = "r"
-
 
 def as_vec_env(envs: VectorEnv[Any, Any, Any]) -> Sb3VecEnv:
     """Return ``envs`` for Stable-Baselines3.
@@ -76,9 +70,8 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
             )
         self.envs = envs
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
-        self.metadata: dict[str, Any] = {
-            key: value for key, value in envs.metadata.items() if key != _MODE
-        }
+        self.metadata = dict(envs.metadata)
+        self.metadata.pop("autoreset_mode", None)
         self._actions: Any = None
 
     def reset(self) -> Any:
@@ -130,10 +123,10 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
             return row
         info: dict[str, Any] = row.pop("final_info", {})
         info["terminal_observation"] = row.pop("final_obs")
-        statistics = row.get(_STATISTICS)
-        if isinstance(statistics, dict) and _RETURN in statistics:
+        statistics = row.get("episode")
+        if isinstance(statistics, dict) and "r" in statistics:
             # Gymnasium's wrapper adds them beside the reset's info; they tell of the old episode.
-            info[_STATISTICS] = row.pop(_STATISTICS)
+            info["episode"] = row.pop("episode")
         self.reset_infos[lane] = row
         return info
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import EnvSpec
     from rlmesh_gym.model.observation import HeldState, ResolveOptions, RouteNeeds
 
-__all__ = ["CallableHandler", "ModelHandler", "ModelRouteSetup", "as_handler", "predict_frames"]
-
 
 class ModelRouteSetup:
     """Sets up and tears down what one environment needs.

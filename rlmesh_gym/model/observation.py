@@ -16,17 +16,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import EnvSpec
 
-__all__ = [
-    "MAX_EXECUTION_HORIZON",
-    "HeldState",
-    "HistoryFrame",
-    "HistoryNeeds",
-    "ModelObservation",
-    "ModelRoute",
-    "PredictFrames",
-    "ResolveOptions",
-    "RouteNeeds",
-]
 
 MAX_EXECUTION_HORIZON = 1024
 """The protocol's bound on the number of frames that one prediction may hold."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.policy.watching import PlanWatcher
     from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["ModelAdapter", "RowGrouping"]
-
 
 class RowGrouping(Enum):
     """How the rows of a plan are put into requests."""

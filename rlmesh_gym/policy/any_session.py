@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.errors import Error
     from rlmesh_gym.rpc import AnyPending, HistoryRows, Timeouts
 
-__all__ = ["AnyModelSession"]
-
 
 class AnyModelSession(Protocol):
     """What is asked of a session with a model, remote or in process; see ``rpc.ModelSession``."""

@@ -21,8 +21,6 @@ from rlmesh_gym.policy.episodes import LocalEpisodes, TrackedEnv, TrackedEpisode
 if TYPE_CHECKING:
     from rlmesh_gym.policy.episodes import Episodes
 
-__all__ = ["EnvView", "is_unbatched", "view_env"]
-
 
 @dataclass(frozen=True)
 class EnvView:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.policy.planning.chunks import Lanes
 
-__all__ = ["Boundaries", "Episodes", "LocalEpisodes", "TrackedEnv", "TrackedEpisodes", "name_few"]
 
 _NAMED = 4
 

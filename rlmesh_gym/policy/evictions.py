@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.policy.stats import PolicyStats
     from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["EpisodeEvictions"]
 
 _LOGGER = logging.getLogger(__name__)
 

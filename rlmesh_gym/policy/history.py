@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.policy.planning.chunks import Leaves
 
-__all__ = ["ObservationHistory"]
-
 
 class ObservationHistory:
     """The last steps' observations of all lanes, and up to where each lane's were handed over.

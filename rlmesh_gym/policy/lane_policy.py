@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.policy.planning.ensemble import EnsembleRule
     from rlmesh_gym.policy.planning.schedule import PlanSchedule
 
-__all__ = ["LanePolicy"]
-
 
 class LanePolicy:
     """One model session, its adapter, and every lane's chunk.

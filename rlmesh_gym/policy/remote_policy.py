@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.policy.stats import PolicyStats
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
 
-__all__ = ["RemotePolicy"]
-
 
 class RemotePolicy:
     """``policy(observations) -> actions`` for N lanes, against one model endpoint.
@@ -281,15 +279,19 @@ class RemotePolicy:
 
     def lend(self, episodes: Episodes) -> None:
         """Take the lanes' episodes from elsewhere until :meth:`take_back`, as in a run."""
-        self.lane_policy.planner.flush()
+        self._start_over()
         self._own_episodes, self._episodes = self._episodes, episodes
 
     def take_back(self, episodes: Episodes) -> None:
         """End what :meth:`lend` began; the lanes plan anew."""
         if self._episodes is episodes:
             self._episodes = self._own_episodes
-            self.lane_policy.planner.flush()
+            self._start_over()
             self._episodes.restart(None)
+
+    def _start_over(self) -> None:
+        self.lane_policy.planner.flush()
+        self.lane_policy.adapter.evictions.keep(())  # Whose they were does not see them end.
 
     def close(self) -> None:
         """Release the model's adapter and disconnect, within ``timeouts.close``.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.policy.planning.plan import Plan
     from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["PlanWatcher"]
-
 
 class PlanWatcher(Protocol):
     """Is told what goes to the model and what comes back."""

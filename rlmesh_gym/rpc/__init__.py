@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlmesh_gym.rpc.address import Address, parse_address, parse_bind_address
 from rlmesh_gym.rpc.client.env_session import EnvSession
-from rlmesh_gym.rpc.client.model_session import HistoryRows, ModelSession, model_error
+from rlmesh_gym.rpc.client.model_session import HistoryRows, ModelSession
 from rlmesh_gym.rpc.client.pending import Pending
 from rlmesh_gym.rpc.client.stream import MAX_OUTSTANDING
 from rlmesh_gym.rpc.config import Timeouts, TimeoutsLike, TLSConfig, TLSLike, resolve_token
@@ -30,6 +30,7 @@ from rlmesh_gym.rpc.host.callbacks import (
 from rlmesh_gym.rpc.host.serving import GrpcHost
 from rlmesh_gym.rpc.in_process import LOCAL, AnyPending, InProcessPending, InProcessSession
 from rlmesh_gym.rpc.large_answers import LARGE_BYTES, assemble
+from rlmesh_gym.rpc.services import model_error
 
 __all__ = [
     "ARRAYS",

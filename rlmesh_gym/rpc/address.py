@@ -10,8 +10,6 @@ from urllib.parse import quote
 
 from rlmesh_gym.errors import ConfigurationError
 
-__all__ = ["Address", "parse_address", "parse_bind_address"]
-
 _MAX_UNIX_PATH = 107  # bytes; sockaddr_un holds 108 with the closing NUL
 _MAX_PORT = 65535
 _FORMS = "host:port, tcp://host:port or unix:///path"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,10 +10,16 @@ from typing import Any, TypeAlias
 
 from rlmesh_gym.errors import ConfigurationError
 
-__all__ = ["TLSConfig", "TLSLike", "Timeouts", "TimeoutsLike", "resolve_token"]
-
 _LONGEST = 1e9  # seconds; some thirty years
-TOKEN_VARIABLE = "RLMESH_GYM_TOKEN"  # noqa: S105 - the variable's name
+
+
+def _check_names(what: str, values: Mapping[str, Any], kind: type[Timeouts | TLSConfig]) -> None:
+    known = sorted(field.name for field in fields(kind))
+    unknown = sorted(str(name) for name in values if name not in known)
+    if unknown:
+        raise ConfigurationError(
+            f"unknown {what} {', '.join(unknown)}; there are {', '.join(known)}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class Timeouts:
                 raise ConfigurationError(
                     f"timeouts.{field.name} must be seconds or None, got {value!r}"
                 )
-            if not value > 0 or math.isnan(value):
+            if not value > 0:  # NaN is not.
                 raise ConfigurationError(
                     f"timeouts.{field.name} must be more than 0 seconds, got {value!r}; "
                     "None waits for ever"
@@ -72,12 +77,7 @@ class Timeouts:
         if value is None:
             return cls()
         if isinstance(value, Mapping):
-            known = {field.name for field in fields(cls)}
-            unknown = sorted(str(name) for name in value if name not in known)
-            if unknown:
-                raise ConfigurationError(
-                    f"unknown timeouts {', '.join(unknown)}; there are {', '.join(sorted(known))}"
-                )
+            _check_names("timeouts", value, cls)
             return cls(**value)
         return cls(reset=value, step=value, render=value, predict=value, resolve=value)
 
@@ -127,20 +127,11 @@ class TLSConfig:
             raise ConfigurationError(
                 f"tls must be a bool, a mapping or a TLSConfig, got {type(value).__name__}"
             )
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(str(name) for name in value if name not in known)
-        if unknown:
-            raise ConfigurationError(
-                f"unknown tls settings {', '.join(unknown)}; there are {', '.join(sorted(known))}"
-            )
+        _check_names("tls settings", value, cls)
         return cls(**value)
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of the file in field ``name``, ``None`` where the field is unset.
-
-        Raises:
-            ConfigurationError: The file cannot be read.
-        """
+        """Return the content of the file in field ``name``, ``None`` where the field is unset."""
         path = getattr(self, name)
         if path is None:
             return None
@@ -166,7 +157,7 @@ def resolve_token(token: str | None) -> str | None:
             the token.
     """
     if token is None:
-        token = os.environ.get(TOKEN_VARIABLE)
+        token = os.environ.get("RLMESH_GYM_TOKEN")
     if not token:
         return None
     if not isinstance(token, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import google.protobuf
 import grpc
@@ -14,22 +14,9 @@ from rlmesh_gym._proto.core.v1 import handshake_pb2
 from rlmesh_gym._version import __version__
 from rlmesh_gym.errors import ProtocolError
 
-__all__ = [
-    "ARRAYS",
-    "CLIENT_CAPABILITIES_KEY",
-    "CONCURRENT_PREDICT",
-    "EDITION",
-    "FINAL_OBS",
-    "OBSERVATION_HISTORY",
-    "PARTIAL_RESET",
-    "PROTOCOL_GENERATION",
-    "SPACES",
-    "SUBSET_STEP",
-    "answer_handshake",
-    "check_handshake",
-    "handshake_request",
-    "peer_info",
-]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 PROTOCOL_GENERATION = "rlmesh-wire-v1"
 EDITION = "2026.06"
@@ -75,39 +62,36 @@ def peer_info(component: str) -> handshake_pb2.PeerInfo:
     )
 
 
+def _introduction(component: str, capabilities: Iterable[str]) -> dict[str, Any]:
+    return {
+        "peer_info": peer_info(component),
+        "capabilities": dict.fromkeys(capabilities, "true"),
+        "supported_workflow_editions": [EDITION],
+        "preferred_workflow_edition": EDITION,
+    }
+
+
 def handshake_request(
     component: str, capabilities: Iterable[str] = ()
 ) -> handshake_pb2.HandshakeRequest:
     """Return a client's first words."""
     return handshake_pb2.HandshakeRequest(
-        protocol_generation=PROTOCOL_GENERATION,
-        peer_info=peer_info(component),
-        capabilities=dict.fromkeys(capabilities, "true"),
-        supported_workflow_editions=[EDITION],
-        preferred_workflow_edition=EDITION,
+        protocol_generation=PROTOCOL_GENERATION, **_introduction(component, capabilities)
     )
 
 
 def answer_handshake(
     request: handshake_pb2.HandshakeRequest,
     component: str,
-    capabilities: Iterable[str] | Mapping[str, str] = (),
+    capabilities: Iterable[str] = (),
 ) -> handshake_pb2.HandshakeResponse:
-    """Return a server's answer.
+    """Return a server's answer to the ``base`` of a client's message.
 
     Only the protocol generation decides; editions are stated, never required.
-
-    Args:
-        request: The client's words (the ``base`` of the service's own message).
-        component: The server's role, ``"env"`` or ``"model"``.
-        capabilities: Names, or names with values.
     """
     response = handshake_pb2.HandshakeResponse(
         compatible=request.protocol_generation == PROTOCOL_GENERATION,
-        peer_info=peer_info(component),
-        capabilities=_stated(capabilities),
-        supported_workflow_editions=[EDITION],
-        preferred_workflow_edition=EDITION,
+        **_introduction(component, capabilities),
     )
     if not response.compatible:
         response.error_message = (
@@ -117,30 +101,19 @@ def answer_handshake(
     return response
 
 
-def _stated(capabilities: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
-    if isinstance(capabilities, Mapping):
-        return dict(capabilities)
-    return dict.fromkeys(capabilities, "true")
-
-
 def check_handshake(response: handshake_pb2.HandshakeResponse, endpoint: str) -> None:
-    """Check a server's answer.
-
-    Raises:
-        ProtocolError: The server says that it does not fit, or shares no edition with us.
-    """
+    """Check that a server's answer says that it fits, and shares an edition with us."""
     if not response.compatible:
-        reason = response.error_message or "it gave no reason"
-        raise ProtocolError(
-            f"the endpoint does not take clients of {PROTOCOL_GENERATION}: {reason}",
-            endpoint=endpoint,
-            operation="handshake",
+        problem = (
+            f"the endpoint does not take clients of {PROTOCOL_GENERATION}: "
+            f"{response.error_message or 'it gave no reason'}"
         )
-    if EDITION not in response.supported_workflow_editions:
-        offered = ", ".join(response.supported_workflow_editions) or "none"
-        raise ProtocolError(
-            f"no workflow edition in common: this client speaks {EDITION}, "
-            f"the endpoint offers {offered}; use releases of both that share one",
-            endpoint=endpoint,
-            operation="handshake",
+    elif EDITION not in response.supported_workflow_editions:
+        problem = (
+            f"no workflow edition in common: this client speaks {EDITION}, the endpoint offers "
+            f"{', '.join(response.supported_workflow_editions) or 'none'}; use releases of both "
+            "that share one"
         )
+    else:
+        return
+    raise ProtocolError(problem, endpoint=endpoint, operation="handshake")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.errors import Error, RemoteError
     from rlmesh_gym.rpc.client.pending import Pending
 
-__all__ = ["LOCAL", "AnyPending", "InProcessPending", "InProcessSession"]
 
 AnyPending: TypeAlias = "Pending[Any] | InProcessPending[Any]"
 """An answer that is due, whatever way it comes."""
@@ -32,47 +32,30 @@ LOCAL = "local"
 """Stands for the address of something in this process."""
 
 
+@dataclass(slots=True, eq=False)
 class InProcessPending(Generic[M]):
     """An answer that was there when the request returned; see :class:`~rlmesh_gym.rpc.Pending`.
 
     Attributes:
         elapsed_ns: Nanoseconds that the work took, all of them on the caller's thread.
-        response: Timings as an answer's envelope has them; None after a failure.
         held: What a handler says that it holds, after a prediction.
     """
 
-    __slots__ = (
-        "_error",
-        "_value",
-        "context",
-        "elapsed_ns",
-        "endpoint",
-        "held",
-        "lanes",
-        "operation",
-        "response",
-    )
+    operation: str
+    value: M | None
+    error: RemoteError | None
+    elapsed_ns: int
+    lanes: Sequence[int] = ()
+    endpoint: str = LOCAL
+    context: Any = None
+    held: Any = None
 
-    def __init__(
-        self,
-        operation: str,
-        value: M | None,
-        error: RemoteError | None,
-        *,
-        elapsed_ns: int,
-        lanes: Sequence[int] = (),
-    ) -> None:
-        self.endpoint: str = LOCAL
-        self.operation: str = operation
-        self.lanes: Sequence[int] = lanes
-        self.context: Any = None
-        self.held: Any = None
-        self.elapsed_ns: int = elapsed_ns
-        self.response: SimpleNamespace | None = None
-        if error is None:
-            self.response = SimpleNamespace(endpoint_total_ns=elapsed_ns, user_ns=elapsed_ns)
-        self._value = value
-        self._error = error
+    @property
+    def response(self) -> SimpleNamespace | None:
+        """Timings as an answer's envelope has them; None after a failure."""
+        if self.error is not None:
+            return None
+        return SimpleNamespace(endpoint_total_ns=self.elapsed_ns, user_ns=self.elapsed_ns)
 
     def done(self) -> bool:
         """Return True."""
@@ -81,9 +64,9 @@ class InProcessPending(Generic[M]):
     def result(self, timeout: float | None = None) -> M:
         """Return the answer, or raise what the work failed with."""
         del timeout
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]
 
     def abandon(self, error: Error) -> bool:
         """Return False: it has been answered."""
@@ -96,10 +79,7 @@ class InProcessSession:
 
     A call cannot be interrupted and knows no timeout; an interruption takes effect at the next one.
 
-    Attributes:
-        endpoint: :data:`LOCAL`.
-        capabilities: None are announced in one process.
-        timeouts: Not looked at.
+    Its ``endpoint`` is :data:`LOCAL`, its ``timeouts`` are not looked at.
     """
 
     is_streaming = True
@@ -153,4 +133,4 @@ class InProcessSession:
             if failure is not error:
                 failure.__cause__ = error
         elapsed = time.perf_counter_ns() - begun
-        return InProcessPending(operation, value, failure, elapsed_ns=elapsed, lanes=lanes)
+        return InProcessPending(operation, value, failure, elapsed, lanes)

@@ -15,7 +15,6 @@ from rlmesh_gym._proto.spaces.v1 import value_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["LARGE_BYTES", "RawValue", "assemble", "parse_answer"]
 
 LARGE_BYTES = 16 * 1024
 """From here on doing it by hand is quicker."""
@@ -38,32 +37,18 @@ class RawValue:
         self.leaves: list[memoryview[int]] = leaves
 
 
-class _Body:
-    """A ``ResetResponse`` or ``StepResponse`` whose observation is a :class:`RawValue`."""
+class _Overlay:
+    """A message in one of whose fields something else stands."""
 
-    __slots__ = ("_message", "observation")
+    __slots__ = ("_message", "_name", "_value")
 
-    def __init__(self, message: Any, observation: RawValue) -> None:
+    def __init__(self, message: Any, name: str, value: object) -> None:
         self._message = message
-        self.observation = observation
+        self._name = name
+        self._value = value
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._message, name)
-
-
-class _Answer:
-    """A ``JoinResponse`` around a :class:`_Body`."""
-
-    __slots__ = ("_kind", "_message", "_observation")
-
-    def __init__(self, message: Any, kind: str, observation: RawValue) -> None:
-        self._message = message
-        self._kind = kind
-        self._observation = observation
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._message, name)
-        return _Body(value, self._observation) if name == self._kind else value
+        return self._value if name == self._name else getattr(self._message, name)
 
 
 def _tag(number: int) -> bytes:
@@ -85,11 +70,10 @@ def _number(message: type[object], name: str) -> int:
 
 
 _BODIES = {"reset": interaction_pb2.ResetResponse, "step": interaction_pb2.StepResponse}
-_ARM_NUMBERS = {name: _number(interaction_pb2.JoinResponse, name) for name in _BODIES}
-_ARM_NAMES = {number: name for name, number in _ARM_NUMBERS.items()}
+_ARM_NAMES = {_number(interaction_pb2.JoinResponse, name): name for name in _BODIES}
 _OBSERVATION_NUMBERS = {name: _number(body, "observation") for name, body in _BODIES.items()}
 _LEAF_NUMBER = _number(value_pb2.SpaceValue, "leaves")
-_ARMS = {name: _tag(number) for name, number in _ARM_NUMBERS.items()}
+_ARMS = {name: _tag(number) for number, name in _ARM_NAMES.items()}
 _OBSERVATIONS = {name: _tag(number) for name, number in _OBSERVATION_NUMBERS.items()}
 _LEAF = _tag(_LEAF_NUMBER)
 
@@ -97,9 +81,7 @@ _LEAF = _tag(_LEAF_NUMBER)
 def assemble(response: interaction_pb2.JoinResponse, leaves: Sequence[bytes | memoryview]) -> bytes:
     """Encode ``response`` with ``leaves`` as its observation.
 
-    Args:
-        response: The answer to a reset or a step, without observation; its arm is cleared.
-        leaves: Bytes of each leaf.
+    It answers a reset or a step and has no observation yet; its arm is cleared.
     """
     kind = response.WhichOneof("kind") or ""
     rest: bytes = getattr(response, kind).SerializeToString()
@@ -124,14 +106,8 @@ def assemble(response: interaction_pb2.JoinResponse, leaves: Sequence[bytes | me
 def parse_answer(data: bytes) -> Any:
     """Parse a ``JoinResponse``, whose observation stays in ``data`` where it is large.
 
-    Args:
-        data: The encoded answer.
-
-    Returns:
-        The message, or something that reads like it and whose observation is a :class:`RawValue`.
-
-    Raises:
-        google.protobuf.message.DecodeError: ``data`` is no such message.
+    Returns the message, or something that reads like it and whose observation is a
+    :class:`RawValue`; raises protobuf's ``DecodeError`` where ``data`` is no such message.
     """
     if len(data) < LARGE_BYTES:
         return interaction_pb2.JoinResponse.FromString(data)
@@ -142,7 +118,9 @@ def parse_answer(data: bytes) -> Any:
     if parts is None:
         return interaction_pb2.JoinResponse.FromString(data)
     kind, leaves, rest = parts
-    return _Answer(interaction_pb2.JoinResponse.FromString(rest), kind, RawValue(leaves))
+    answer = interaction_pb2.JoinResponse.FromString(rest)
+    body = _Overlay(getattr(answer, kind), "observation", RawValue(leaves))
+    return _Overlay(answer, kind, body)
 
 
 def _take_apart(data: memoryview) -> tuple[str, list[memoryview], bytes] | None:
@@ -172,10 +150,7 @@ def _take_apart(data: memoryview) -> tuple[str, list[memoryview], bytes] | None:
 def _fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield ``(number, begin, end, tag)`` of each field, the positions in ``data``.
 
-    ``begin`` is -1 for fields that are not length-delimited.
-
-    Raises:
-        IndexError: Not a message.
+    ``begin`` is -1 for fields that are not length-delimited. IndexError says: not a message.
     """
     at = begin
     while at < end:

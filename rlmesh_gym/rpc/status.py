@@ -1,6 +1,9 @@
-"""The one place where a gRPC status becomes an error of this package."""
+"""The one place where a gRPC status becomes an error of this package, in words that help."""
 
 from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -13,9 +16,17 @@ from rlmesh_gym.errors import (
     UnavailableError,
 )
 
-__all__ = ["error_from_status", "premature_end"]
+if TYPE_CHECKING:
+    from rlmesh_gym.rpc.address import Address
+
 
 _PEER_LIMIT_MIB = 256
+_PROBE_SECONDS = 1.0
+_ENDPOINT = {"env": "an env endpoint", "model": "a model endpoint"}
+_USE = {
+    "env": "give it to RemoteVectorEnv or RemoteEnv, or check the address",
+    "model": "give it to RemotePolicy, or check the address",
+}
 
 _LOST = "{operation}: the endpoint cannot be reached or was lost ({text})"
 _CANCELLED = "{operation}: the call was cancelled, perhaps the endpoint stops ({text})"
@@ -54,15 +65,7 @@ _THROWN_AWAY = ("goaway", "too_many_data_frames", "enhance_your_calm")
 def error_from_status(
     code: grpc.StatusCode, details: str | None, *, endpoint: str, operation: str, kind: str
 ) -> RemoteError:
-    """Return the error for a call that ended with ``code``.
-
-    Args:
-        code: Anything but OK.
-        details: The status message, which names the cause as gRPC or the peer saw it.
-        endpoint: The address, for the message.
-        operation: What was being done.
-        kind: ``"env"`` or ``"model"``, the kind of endpoint that was expected.
-    """
+    """Return the error for a call to an endpoint of ``kind`` that ended with ``code``, not OK."""
     text = (details or "").strip() or "no details"
     if any(mark in text.lower() for mark in _THROWN_AWAY):
         code = grpc.StatusCode.UNAVAILABLE
@@ -74,17 +77,90 @@ def error_from_status(
 def premature_end(*, endpoint: str, operation: str, request_bytes: int) -> RemoteError:
     """Return the error for a stream that ended in good order while an answer was due."""
     size = request_bytes / 2**20
-    if size >= _PEER_LIMIT_MIB:
-        return ProtocolError(
-            f"{operation}: the endpoint ended the session without an answer; the request has "
-            f"{size:.0f} MiB and endpoints of the released package take {_PEER_LIMIT_MIB} MiB",
-            endpoint=endpoint,
-            operation=operation,
+    if size < _PEER_LIMIT_MIB:
+        kind: type[RemoteError] = UnavailableError
+        reason = (
+            "before it answered; it does so after an error that it cannot recover from, when it "
+            "stops, or when it cannot read a request; see its log"
         )
-    return UnavailableError(
-        f"{operation}: the endpoint ended the session before it answered; it does so after an "
-        "error that it cannot recover from, when it stops, or when it cannot read a request; "
-        "see its log",
+    else:
+        kind = ProtocolError
+        reason = (
+            f"without an answer; the request has {size:.0f} MiB and endpoints of the released "
+            f"package take {_PEER_LIMIT_MIB} MiB"
+        )
+    message = f"{operation}: the endpoint ended the session {reason}"
+    return kind(message, endpoint=endpoint, operation=operation)
+
+
+def wrong_service(details: str, *, endpoint: str, kind: str, is_other_kind: bool) -> ProtocolError:
+    """Return the error for a gRPC server that does not know the service called."""
+    if is_other_kind:
+        other = "model" if kind == "env" else "env"
+        message = f"this is {_ENDPOINT[other]} where {_ENDPOINT[kind]} is expected; {_USE[other]}"
+    else:
+        message = (
+            f"a gRPC server answers, but it is no rlmesh {kind} endpoint ({details}); check the "
+            "address"
+        )
+    return ProtocolError(message, endpoint=endpoint, operation="handshake")
+
+
+def late_handshake(timeout: float | None, *, endpoint: str, kind: str) -> DeadlineError:
+    """Return the error for a handshake that was not answered."""
+    return DeadlineError(
+        f"no answer to the handshake within {timeout} s; is this {_ENDPOINT[kind]}? raise "
+        "timeouts.connect for slow networks",
         endpoint=endpoint,
-        operation=operation,
+        operation="handshake",
     )
+
+
+def is_not_grpc(code: grpc.StatusCode, details: str) -> bool:
+    """Return whether a failure says that there may be no gRPC server at all."""
+    # An HTTP/2 server of another trade answers with a status and a content type of its own.
+    is_other_trade = "http2 header" in details or "content-type" in details
+    return code is grpc.StatusCode.UNAVAILABLE or is_other_trade
+
+
+def unreachable(address: Address, details: str, *, kind: str, uses_tls: bool) -> UnavailableError:
+    """Return the error for an address without a gRPC server. Looks at what is there instead."""
+    try:
+        found = _probe(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        message = f"nothing listens there ({reason}); start {_ENDPOINT[kind]}, or check the address"
+    else:
+        if uses_tls:
+            message = (
+                f"something listens there, but the TLS connection failed ({details}); check the "
+                "certificates, and whether the server uses TLS"
+            )
+        elif found.startswith(b"HTTP/") or "http2 header" in details:
+            message = (
+                f"an HTTP server listens there, not a gRPC server; give the address of an rlmesh "
+                f"{kind} endpoint"
+            )
+        else:
+            message = (
+                f"something listens there, but it is no gRPC server, or one that asks for TLS "
+                f"({details}); check the address, or pass tls="
+            )
+    return UnavailableError(message, endpoint=address.display, operation="handshake")
+
+
+def _probe(address: Address) -> bytes:
+    """Return how something that listens at ``address`` answers an HTTP request."""
+    if address.kind == "unix":
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    else:
+        connection = socket.create_connection((address.host, address.port), _PROBE_SECONDS)
+    with connection:
+        connection.settimeout(_PROBE_SECONDS)
+        if address.kind == "unix":
+            connection.connect(address.path)
+        try:
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return connection.recv(16)
+        except OSError:
+            return b""  # It listens, which is all that must be known; it only says nothing.

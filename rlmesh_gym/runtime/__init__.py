@@ -9,7 +9,6 @@ from rlmesh_gym.runtime.cancellation import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
 from rlmesh_gym.runtime.evaluation import run
 from rlmesh_gym.runtime.hooks import events
-from rlmesh_gym.runtime.hooks.episode_recorder import EpisodeRecorder
 from rlmesh_gym.runtime.hooks.events import (
     ActionReceived,
     ActionTransform,
@@ -26,20 +25,22 @@ from rlmesh_gym.runtime.hooks.events import (
     SessionStarted,
     StepCompleted,
 )
-from rlmesh_gym.runtime.hooks.jsonl import JsonLinesRecorder
+from rlmesh_gym.runtime.hooks.jsonl import EpisodeRecorder, JsonLinesRecorder
 from rlmesh_gym.runtime.hooks.otel import OpenTelemetryHooks
 from rlmesh_gym.runtime.hooks.progress import ProgressBar
-from rlmesh_gym.runtime.hooks.prometheus import prometheus_text
 from rlmesh_gym.runtime.hooks.table import CompositeHooks, RuntimeHooks
 from rlmesh_gym.runtime.hooks.video import VideoRecorder
 from rlmesh_gym.runtime.report.bottleneck import Bottleneck
-from rlmesh_gym.runtime.report.metrics import HeldByModel, TelemetryRow, TelemetrySnapshot
+from rlmesh_gym.runtime.report.metrics import (
+    HeldByModel,
+    TelemetryRow,
+    TelemetrySnapshot,
+    prometheus_text,
+)
 from rlmesh_gym.runtime.report.records import EpisodeJournal, read_episodes
-from rlmesh_gym.runtime.report.report_files import read_report, write_report
+from rlmesh_gym.runtime.report.report_files import merge_episodes, read_report, write_report
 from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
-from rlmesh_gym.runtime.report.shards import merge_episodes
-from rlmesh_gym.runtime.seeds import derive_seed
-from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
+from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec, derive_seed
 
 __all__ = [
     "ActionReceived",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.open.sources import AnyEnvSession
     from rlmesh_gym.policy.any_session import AnyModelSession
 
-__all__ = ["Cancellation", "CancellationWatch", "CancelledRunError", "EventLike"]
 
 _logger = logging.getLogger(__name__)
 

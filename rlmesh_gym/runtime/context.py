@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import DeadlineError
 from rlmesh_gym.rpc import InProcessPending
-from rlmesh_gym.runtime.report.metrics import CallTiming
-from rlmesh_gym.runtime.telemetry import MODEL_PREDICT, timing_of_answer
+from rlmesh_gym.runtime.report.metrics import MODEL_PREDICT, CallTiming
+from rlmesh_gym.runtime.telemetry import timing_of_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
     from rlmesh_gym.runtime.telemetry import Telemetry
-
-__all__ = ["CallClock", "RunContext", "late"]
 
 
 class CallClock:
@@ -56,7 +54,7 @@ class CallClock:
     def note(self, pending: AnyPending) -> None:
         """Take in one answer."""
         if isinstance(pending, InProcessPending):
-            timing = CallTiming(pending.elapsed_ns, user_ns=pending.elapsed_ns)
+            timing = _local_timing(pending.elapsed_ns)
             self._local_ns += pending.elapsed_ns
         else:
             timing = timing_of_answer(
@@ -65,21 +63,29 @@ class CallClock:
                 request_bytes=pending.request_bytes,
                 response_bytes=pending.response_bytes,
             )
-        self._timings.append(timing)
+            self._timings.append(timing)
         self._telemetry.record(self._operation, timing)
 
     def __exit__(self, *exc_info: object) -> None:
         """Note that nothing is being waited for any more."""
         waited = time.perf_counter() - self._began
         self._telemetry.end()
-        if not self._timings:
-            return
+        timings = self._timings
         if self._local_ns:
-            # What is converted for an end in this process is the loop's own work.
-            waited = self._local_ns / 1e9
+            if not timings:
+                # What is converted for an end in this process is the loop's own work.
+                waited = self._local_ns / 1e9
+            # Calls into this process are made one after the other.
+            timings = [*timings, _local_timing(self._local_ns)]
+        if not timings:
+            return
         is_policy = self._operation is MODEL_PREDICT
         add = self._shares.add_policy if is_policy else self._shares.add_env
-        add(waited, self._timings)
+        add(waited, timings)
+
+
+def _local_timing(elapsed_ns: int) -> CallTiming:
+    return CallTiming(elapsed_ns, user_ns=elapsed_ns)
 
 
 @dataclass(frozen=True)

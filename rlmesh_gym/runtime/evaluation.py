@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.hooks.table import RuntimeHooks
     from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
-__all__ = ["run"]
-
 
 def run(
     env: Any,

@@ -21,7 +21,7 @@ from rlmesh_gym.runtime.ends.env_lanes import ResetWay
 from rlmesh_gym.runtime.ends.policies import WholePolicy
 from rlmesh_gym.runtime.ends.rows import Rows
 from rlmesh_gym.runtime.hooks import events
-from rlmesh_gym.runtime.telemetry import ENV_RESET, ENV_STEP, MODEL_PREDICT
+from rlmesh_gym.runtime.report.metrics import ENV_RESET, ENV_STEP, MODEL_PREDICT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.ends.policies import RunPolicy
     from rlmesh_gym.runtime.ends.watcher import RunWatcher
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
-
-__all__ = ["RunLoop"]
 
 
 @dataclass
@@ -245,11 +243,12 @@ class RunLoop:
         self.total_steps += len(rewards)
         self.total_reward += float(rewards.sum())
         over = (found.terminations | found.truncations) & playing
-        cut = np.zeros_like(over)
+        cut: set[int] = set()
         if self._cuts_episodes:
-            cut = self._to_cut(playing) & ~over
-            found.truncations = found.truncations | cut  # The engine's own array stays as it is.
-            over |= cut
+            mask = self._to_cut(playing) & ~over
+            cut.update(np.flatnonzero(mask).tolist())
+            found.truncations = found.truncations | mask  # The engine's own array stays as it is.
+            over |= mask
         if len(rewards):
             self._emit_step(playing, actions, found)
         if not any_true(over) and not self._has_rolled(active):
@@ -257,7 +256,7 @@ class RunLoop:
         ids = self._names(np.flatnonzero(over))  # Before other episodes begin on these lanes.
         for env, told in zip(active, infos, strict=True):
             for lane in env.lanes:
-                if cut[lane]:
+                if lane in cut:
                     env.cut(lane, told.of(lane - env.lanes.start))
                 if over[lane]:
                     self._complete(lane)

@@ -11,14 +11,49 @@ import numpy as np
 
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.model import MAX_EXECUTION_HORIZON
-from rlmesh_gym.runtime.seeds import derive_seed
-
-__all__ = ["DEFAULT_SESSION_ID", "RuntimeLimits", "RuntimeSessionSpec"]
 
 DEFAULT_SESSION_ID = "run"
 """One fixed name, so that equal base seeds give equal seeds unless the user says otherwise."""
 
+# A reset seed crosses the wire as int64 and Gymnasium refuses negative ones.
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+# FNV-1a, 64 bit: the published offset basis and prime.
+_OFFSET_BASIS = 0xCBF29CE484222325
+_PRIME = 0x100000001B3
+_MASK_U64 = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def derive_seed(base_seed: int, session_id: str, generation: int, lane: int) -> int:
+    """Derive the seed of one lane's reset.
+
+    The env id is left out on purpose: two environments under one base seed and session get the
+    same seeds, which pairs their episodes.
+
+    Args:
+        base_seed: Any int64.
+        session_id: Name of the session.
+        generation: How many resets this lane had before; at least 0.
+        lane: Index of the lane; at least 0.
+
+    Returns:
+        A seed in ``[0, 2**63)``.
+
+    Raises:
+        OverflowError: A number does not fit 64 bits, or generation or lane is negative.
+    """
+    words = (
+        base_seed.to_bytes(8, "little", signed=True),
+        b"\xff",
+        session_id.encode(),
+        b"\xfd",
+        generation.to_bytes(8, "little"),
+        b"\xfc",
+        lane.to_bytes(8, "little"),
+    )
+    state = _OFFSET_BASIS
+    for byte in b"".join(words):
+        state = ((state ^ byte) * _PRIME) & _MASK_U64
+    return state & _INT64_MAX
 
 
 def _is_int(value: Any, lowest: float, highest: float = math.inf) -> bool:
@@ -39,6 +74,10 @@ def _require(is_right: bool, name: str, rule: str, value: Any) -> None:
 @dataclass(frozen=True)
 class RuntimeLimits:
     """How long a run waits for its ends, in seconds; None waits for ever.
+
+    They hold for ends elsewhere. A call into this process, of a local env or model, cannot be
+    interrupted and is waited for; a ``RemotePolicy`` and a remote env under wrappers keep their own
+    timeouts.
 
     Attributes:
         env_reset_timeout: For one ``reset`` of every endpoint.
@@ -65,13 +104,13 @@ class RuntimeLimits:
         """
         for name, value in vars(self).items():
             if name == "close_timeout":
-                _require(_is_time(value), f"limits.{name}", "seconds above 0", value)
+                is_right, rule = _is_time(value), "seconds above 0"
             elif name == "telemetry_window":
-                is_right = _is_time(value, zero=True)
-                _require(is_right, f"limits.{name}", "seconds above 0, or 0 for none", value)
+                is_right, rule = _is_time(value, zero=True), "seconds above 0, or 0 for none"
             else:
                 is_right = value is None or _is_time(value, endless=True)
-                _require(is_right, f"limits.{name}", "seconds above 0 or None", value)
+                rule = "seconds above 0 or None"
+            _require(is_right, f"limits.{name}", rule, value)
 
 
 @dataclass(frozen=True)
@@ -90,9 +129,9 @@ class RuntimeSessionSpec:
         max_episode_steps: Steps after which an episode is ended as truncated; None for no limit.
         max_episode_seconds: Wall time after which an episode is ended as truncated, looked at
             after each step; None for no limit. Results then depend on speed.
-        base_seed: Seeds derive from it per lane and reset (:mod:`rlmesh_gym.runtime.seeds`); None
-            leaves the env unseeded. Where an env resets itself, only each lane's first reset is
-            seeded, and the env's own generator carries on.
+        base_seed: Seeds derive from it per lane and reset (:func:`derive_seed`); None leaves the
+            env unseeded. Where an env resets itself, only each lane's first reset is seeded, and
+            the env's own generator carries on.
         episode_seeds: Seed of episode ``k`` of the plan. Takes the place of ``base_seed``, and
             makes the driver reset a lane at every episode, also where the env would by itself.
         execution_horizon: Frames of each predicted chunk that are executed; at least 1.
@@ -128,35 +167,32 @@ class RuntimeSessionSpec:
         Raises:
             ConfigurationError: What is wrong, with the value that came.
         """
-        for name in ("max_episodes", "max_steps", "max_episode_steps"):
-            value, lowest = getattr(self, name), int(name == "max_episode_steps")
-            is_right = value is None or _is_int(value, lowest)
-            _require(is_right, name, f"at least {lowest} or None", value)
-        seconds = self.max_episode_seconds
-        is_right = seconds is None or _is_time(seconds, endless=True)
-        _require(is_right, "max_episode_seconds", "above 0 or None", seconds)
-        horizon = self.execution_horizon
-        is_right = _is_int(horizon, 1, MAX_EXECUTION_HORIZON)
-        _require(is_right, "execution_horizon", f"1 to {MAX_EXECUTION_HORIZON}", horizon)
-        rows = self.predict_rows
-        is_right = rows in {"auto", "together", "apart"}
-        _require(is_right, "predict_rows", "'auto', 'together' or 'apart'", rows)
-        session: Any = self.session_id
-        is_right = isinstance(session, str) and session != ""
-        _require(is_right, "session_id", "a text, not empty", session)
-        options = self.reset_options
-        is_right = options is None or isinstance(options, Mapping)
-        _require(is_right, "reset_options", "a dict or None", options)
-        _require(isinstance(self.limits, RuntimeLimits), "limits", "RuntimeLimits", self.limits)
-        base = self.base_seed
-        is_right = base is None or _is_int(base, _INT64_MIN, _INT64_MAX)
-        _require(is_right, "base_seed", "an int64 or None", base)
-        self.limits.validate()
-        numbers: dict[str, Any] = {
-            name: int(value)
-            for name in ("max_episodes", "max_steps", "max_episode_steps", "base_seed")
-            if (value := getattr(self, name)) is not None
+        integers = {
+            "max_episodes": (0, math.inf, "at least 0 or None"),
+            "max_steps": (0, math.inf, "at least 0 or None"),
+            "max_episode_steps": (1, math.inf, "at least 1 or None"),
+            "base_seed": (_INT64_MIN, _INT64_MAX, "an int64 or None"),
         }
+        numbers: dict[str, Any] = {}
+        for name, (lowest, highest, rule) in integers.items():
+            if (value := getattr(self, name)) is not None:
+                _require(_is_int(value, lowest, highest), name, rule, value)
+                numbers[name] = int(value)
+        horizon, options = self.execution_horizon, self.reset_options
+        session: Any = self.session_id
+        is_horizon = _is_int(horizon, 1, MAX_EXECUTION_HORIZON)
+        _require(is_horizon, "execution_horizon", f"1 to {MAX_EXECUTION_HORIZON}", horizon)
+        seconds = self.max_episode_seconds
+        is_limit = seconds is None or _is_time(seconds, endless=True)
+        _require(is_limit, "max_episode_seconds", "above 0 or None", seconds)
+        is_known = self.predict_rows in {"auto", "together", "apart"}
+        _require(is_known, "predict_rows", "'auto', 'together' or 'apart'", self.predict_rows)
+        is_name = isinstance(session, str) and session != ""
+        _require(is_name, "session_id", "a text, not empty", session)
+        is_dict = options is None or isinstance(options, Mapping)
+        _require(is_dict, "reset_options", "a dict or None", options)
+        _require(isinstance(self.limits, RuntimeLimits), "limits", "RuntimeLimits", self.limits)
+        self.limits.validate()
         return _with_planned_seeds(replace(self, execution_horizon=int(horizon), **numbers))
 
     @property
@@ -171,13 +207,7 @@ class RuntimeSessionSpec:
         return max(0, -(-(self.max_episodes - lane) // num_envs))
 
     def seed_for(self, lane: int, generation: int, num_envs: int) -> int | None:
-        """Return the seed of this lane's reset number ``generation``; None when unseeded.
-
-        Args:
-            lane: Lane of the run.
-            generation: Episodes that the lane was given before.
-            num_envs: Lanes of the run.
-        """
+        """Return the seed of this lane's reset number ``generation``; None when unseeded."""
         if self.base_seed is not None:
             return derive_seed(self.base_seed, self.session_id, generation, lane)
         if self.episode_seeds:

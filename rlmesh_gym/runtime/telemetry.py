@@ -7,6 +7,7 @@ snapshots, so they also come while a call hangs.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,45 +16,27 @@ import numpy as np
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
 from rlmesh_gym.runtime.report.metrics import (
-    ENV_RESET,
-    ENV_STEP,
     METRICS,
-    MODEL_PREDICT,
     OPERATIONS,
     CallTiming,
     HeldByModel,
-    Metric,
     TelemetryRow,
     TelemetrySnapshot,
 )
-from rlmesh_gym.runtime.reservoir import Reservoir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "ENV_RESET",
-    "ENV_STEP",
-    "METRICS",
-    "MODEL_PREDICT",
-    "OPERATIONS",
-    "SHORTEST_WINDOW",
-    "CallTiming",
-    "Metric",
-    "Telemetry",
-    "TelemetryTicker",
-    "timing_of_answer",
-]
+    from rlmesh_gym.runtime.report.metrics import Metric
+
 
 _logger = logging.getLogger(__name__)
 
-SHORTEST_WINDOW = 0.001
-"""Seconds; a shorter telemetry window is as long as this."""
-
+_SHORTEST_WINDOW = 0.001  # Seconds.
+_WINDOW_SAMPLES, _SESSION_SAMPLES = 1024, 4096  # Kept per metric.
 _SCALES = np.array([1e-9 if metric.unit == "s" else 1.0 for metric in METRICS])
-
 # Calls are noted one by one and worked off in bulk, which costs a twentieth.
 _BULK = 512
 
@@ -65,15 +48,9 @@ def timing_of_answer(
     request_bytes: int | None = None,
     response_bytes: int | None = None,
 ) -> CallTiming:
-    """What a call took, by this side's clock and by what the endpoint says.
+    """What a call took, by this side's clock and by what a ``JoinResponse`` (None: none yet) says.
 
     A zero that the endpoint sent is a zero; only a field that it did not send is None.
-
-    Args:
-        answer: A ``JoinResponse`` of an env or a model; None before it has come.
-        elapsed_ns: From sending the request to holding the answer.
-        request_bytes: Encoded size of the request.
-        response_bytes: Encoded size of the answer.
     """
     if answer is None:
         return CallTiming(elapsed_ns, request_bytes=request_bytes)
@@ -97,17 +74,62 @@ def _zero(answer: Any, name: str) -> int | None:
     return 0 if answer.HasField(name) else None
 
 
+def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
+    """The nearest-rank percentile: the smallest of ascending samples with that part up to it."""
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
+
+
+class Reservoir:
+    """A uniform random sample of bounded size, with exact count and sum."""
+
+    __slots__ = ("_capacity", "_rng", "count", "samples", "total")
+
+    def __init__(self, capacity: int, rng: np.random.Generator) -> None:
+        self._capacity = capacity
+        self._rng = rng
+        self.samples = np.empty(0)
+        self.count = 0
+        self.total = 0.0
+
+    def extend(self, values: NDArray[np.float64]) -> None:
+        """Take samples in; every sample so far is kept with equal chance."""
+        self.total += float(values.sum())
+        room = self._capacity - len(self.samples)
+        if room > 0:
+            self.samples = np.concatenate([self.samples, values[:room]])
+            self.count += len(values[:room])
+            values = values[room:]
+        if not len(values):
+            return
+        # Sample number n replaces a random one of the kept with a chance of capacity / n.
+        numbers = np.arange(self.count + 1, self.count + len(values) + 1)
+        self.count += len(values)
+        places = (self._rng.random(len(values)) * numbers).astype(np.intp)
+        chosen = places < self._capacity
+        self.samples[places[chosen]] = values[chosen]
+
+    def row(self, operation: str, metric: Metric) -> TelemetryRow:
+        """Summarise the samples, which must not be empty."""
+        ordered = np.sort(self.samples).tolist()
+        return TelemetryRow(
+            operation=operation,
+            metric=metric.name,
+            unit=metric.unit,
+            count=self.count,
+            avg=self.total / self.count,
+            p50=nearest_rank(ordered, 0.50),
+            p95=nearest_rank(ordered, 0.95),
+            p99=nearest_rank(ordered, 0.99),
+            total=self.total,
+        )
+
+
 class _Horizon:
     def __init__(self, capacity: int, rng: np.random.Generator) -> None:
         self.reservoirs = {
             operation: tuple(Reservoir(capacity, rng) for _ in METRICS) for operation in OPERATIONS
         }
         self.began = time.monotonic()
-
-    def extend(self, operation: str, columns: list[NDArray[np.float64]]) -> None:
-        for reservoir, column in zip(self.reservoirs[operation], columns, strict=True):
-            if len(column):
-                reservoir.extend(column)
 
     def rows(self) -> tuple[TelemetryRow, ...]:
         return tuple(
@@ -119,35 +141,17 @@ class _Horizon:
 
 
 class Telemetry:
-    """Collects the samples of one run. Safe to read from another thread.
+    """Collects the samples of one run. Safe to read from another thread."""
 
-    Args:
-        session_id: Name of the session, put on every snapshot.
-        run_id: The run, likewise.
-        window_capacity: Samples kept per metric of the window.
-        session_capacity: Samples kept per metric of the session.
-
-    Attributes:
-        env_id: The environment, once it is known; likewise.
-    """
-
-    def __init__(
-        self,
-        session_id: str,
-        *,
-        run_id: str = "",
-        window_capacity: int = 1024,
-        session_capacity: int = 4096,
-    ) -> None:
-        self.env_id: str = ""
+    def __init__(self, session_id: str, *, run_id: str = "") -> None:
+        self.env_id: str = ""  # Set once it is known.
         self._session_id = session_id
         self._run_id = run_id
         # Seeded, so that telemetry takes nothing from the user's generators.
         self._rng = np.random.default_rng(0)
-        self._window_capacity = window_capacity
         self._lock = threading.Lock()
-        self._window = _Horizon(window_capacity, self._rng)
-        self._session = _Horizon(session_capacity, self._rng)
+        self._window = _Horizon(_WINDOW_SAMPLES, self._rng)
+        self._session = _Horizon(_SESSION_SAMPLES, self._rng)
         self._pending: tuple[str, float] | None = None
         self._held: HeldByModel | None = None
         self._most_held: HeldByModel | None = None
@@ -162,19 +166,11 @@ class Telemetry:
         self._pending = None
 
     def note_held(self, episodes: int | None, state_bytes: int | None, live: int) -> None:
-        """Take in what the model says that it holds.
-
-        Args:
-            episodes: Episodes that it holds state of; None where it does not say.
-            state_bytes: Size of that state, likewise.
-            live: Episodes that the run is playing now.
-        """
-        if episodes is None:
-            return
-        held = self._held = HeldByModel(episodes, state_bytes, live)
-        most = self._most_held
-        if most is None or held.excess >= most.excess:
-            self._most_held = held
+        """Take in what the model says that it holds (None: nothing), while ``live`` are played."""
+        if episodes is not None:
+            held = self._held = HeldByModel(episodes, state_bytes, live)
+            if self._most_held is None or held.excess >= self._most_held.excess:
+                self._most_held = held
 
     def record(self, operation: str, timing: CallTiming) -> None:
         """Take in one answered call; an error is no answer, and is not counted."""
@@ -191,14 +187,16 @@ class Telemetry:
             table = np.array(noted, dtype=np.float64) * _SCALES  # None becomes NaN
             noted.clear()
             columns = [column[~np.isnan(column)] for column in table.T]
-            self._window.extend(operation, columns)
-            self._session.extend(operation, columns)
+            for horizon in (self._window, self._session):
+                for reservoir, column in zip(horizon.reservoirs[operation], columns, strict=True):
+                    if len(column):
+                        reservoir.extend(column)
 
     def window_snapshot(self) -> TelemetrySnapshot:
         """Summarise the samples since the last window snapshot, and begin a new window."""
         with self._lock:
             self._work_off()
-            window, self._window = self._window, _Horizon(self._window_capacity, self._rng)
+            window, self._window = self._window, _Horizon(_WINDOW_SAMPLES, self._rng)
         return self._snapshot("window", window, self._held)
 
     def session_snapshot(self) -> TelemetrySnapshot:
@@ -208,10 +206,7 @@ class Telemetry:
             return self._snapshot("session", self._session, self._most_held)
 
     def _snapshot(
-        self,
-        horizon: Literal["window", "session"],
-        samples: _Horizon,
-        held: HeldByModel | None,
+        self, horizon: Literal["window", "session"], samples: _Horizon, held: HeldByModel | None
     ) -> TelemetrySnapshot:
         now = time.monotonic()
         pending = self._pending
@@ -231,19 +226,15 @@ class Telemetry:
 class TelemetryTicker:
     """Calls ``deliver`` with a window snapshot every ``window`` seconds, on a thread of its own.
 
-    A window without a sample is passed over, unless one call hung all through it.
-
-    Args:
-        telemetry: Where the samples are.
-        window: Seconds between snapshots; :data:`SHORTEST_WINDOW` at least.
-        deliver: Takes each snapshot. What it raises is logged.
+    A window without a sample is passed over, unless one call hung all through it. What ``deliver``
+    raises is logged.
     """
 
     def __init__(
         self, telemetry: Telemetry, window: float, deliver: Callable[[TelemetrySnapshot], None]
     ) -> None:
         self._telemetry = telemetry
-        self._window = max(SHORTEST_WINDOW, window)
+        self._window = max(_SHORTEST_WINDOW, window)
         self._deliver = deliver
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rlmesh_gym-telemetry", daemon=True)
@@ -253,14 +244,7 @@ class TelemetryTicker:
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """Stop ticking.
-
-        Args:
-            timeout: Seconds to wait for a delivery that is under way.
-
-        Returns:
-            Whether the thread has ended.
-        """
+        """Stop ticking, and wait ``timeout`` seconds for a delivery; whether the thread ended."""
         self._stop.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -272,9 +256,8 @@ class TelemetryTicker:
     def _tick(self) -> None:
         snapshot = self._telemetry.window_snapshot()
         hangs = snapshot.pending is not None and snapshot.pending[1] >= self._window
-        if not snapshot.rows and not hangs:
-            return
-        try:
-            self._deliver(snapshot)
-        except Exception:
-            _logger.exception("delivering a telemetry window failed")
+        if snapshot.rows or hangs:
+            try:
+                self._deliver(snapshot)
+            except Exception:
+                _logger.exception("delivering a telemetry window failed")

@@ -15,7 +15,6 @@ from rlmesh_gym.rpc import GrpcHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
     from typing import Any, TypeVar
 
     from typing_extensions import Self
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Server", "check_number"]
 
 _logger = logging.getLogger(__name__)
 _SHUTDOWN_VARIABLE = "RLMESH_ALLOW_REMOTE_SHUTDOWN"
@@ -33,18 +31,7 @@ _SHUTDOWN_VARIABLE = "RLMESH_ALLOW_REMOTE_SHUTDOWN"
 def check_number(
     name: str, value: object, *, least: float = 0, above: float | None = None, whole: bool = False
 ) -> None:
-    """Check an option that is a number.
-
-    Args:
-        name: The argument.
-        value: What was given.
-        least: The smallest that can work.
-        above: Instead of ``least``, what it must exceed.
-        whole: It counts something.
-
-    Raises:
-        ConfigurationError: Not such a number.
-    """
+    """Refuse an option that is no number of at least ``least``, or else ``above`` that one."""
     kind = numbers.Integral if whole else numbers.Real
     fits = False
     if isinstance(value, kind) and not isinstance(value, bool):
@@ -186,12 +173,7 @@ class Server(ABC):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -220,11 +202,7 @@ class Server(ABC):
     def _close(self, timeout: float) -> bool:
         """Close what is served, once its last call has returned.
 
-        Args:
-            timeout: Seconds to wait for that call.
-
-        Returns:
-            False when the call took longer; closing follows when it returns.
+        False when that took longer than ``timeout`` seconds; closing follows when it returns.
         """
 
     @abstractmethod
@@ -262,7 +240,7 @@ class Server(ABC):
 
     def _shutdown(self, request: Any) -> Any:
         """Decide on a client's wish to stop the server."""
-        response = self.service.messages.ShutdownResponse()
+        response = self.service.wire.messages.ShutdownResponse()
         if not self._allow_remote_shutdown:
             response.base.accepted = False
             response.base.message = f"remote shutdown is disabled for this {self.serves} endpoint"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -11,10 +12,10 @@ from gymnasium.vector import AutoresetMode
 from rlmesh_gym._proto.spaces.v1 import value_pb2
 from rlmesh_gym.codec import decode_meta_map, decode_png
 from rlmesh_gym.codec.lane_infos import column_of
-from rlmesh_gym.errors import CodecError, ProtocolError, SessionRefusedError
+from rlmesh_gym.errors import ProtocolError, SessionRefusedError
 from rlmesh_gym.lanes import mint_episode_id
 from rlmesh_gym.rpc import EnvSession
-from rlmesh_gym.testing.rules import BrokenRuleError, EnvProbe, require
+from rlmesh_gym.testing.rules import BrokenRuleError, EnvProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym.rpc import TLSLike
 
-__all__ = ["ENV_RULES", "check_env_endpoint"]
 
 MAX_STEPS = 1000
 """Steps to wait for the end of an episode; the rules about ends are left out beyond."""
@@ -30,47 +30,43 @@ MAX_STEPS = 1000
 
 def check_contract(probe: EnvProbe) -> None:
     """The handshake tells lanes, spaces, autoreset mode."""
-    rule = "contract"
-    require(probe.num_envs >= 1, rule, f"num_envs is {probe.num_envs}")
+    probe.require(probe.num_envs >= 1, f"num_envs is {probe.num_envs}")
     for name in ("subset_step", "rlmesh_gym.partial_reset"):
         value = probe.session.capabilities.get(name, "true")
-        require(value == "true", rule, f"capability {name} is {value!r}, not 'true'")
+        probe.require(value == "true", f"capability {name} is {value!r}, not 'true'")
 
 
 def check_reset(probe: EnvProbe) -> None:
     """A reset answers with one observation per lane."""
-    _rows(probe, probe.reset(), probe.num_envs, "reset")
+    probe.check_rows(probe.reset(), probe.num_envs)
 
 
 def check_step(probe: EnvProbe) -> None:
     """A step answers with one observation, reward and pair of flags per lane, and no lane list."""
-    rule = "step"
     probe.reset()
     step = probe.step()
-    _rows(probe, step, probe.num_envs, rule)
-    _widths(step, probe.num_envs, rule)
-    require(not step.env_indices, rule, f"a whole step names lanes {list(step.env_indices)}")
+    probe.check_rows(step, probe.num_envs)
+    probe.check_widths(step, probe.num_envs)
+    probe.require(not step.env_indices, f"a whole step names lanes {list(step.env_indices)}")
 
 
 def check_infos(probe: EnvProbe) -> None:
     """Lanes give a list of dicts beside a mask, one lane its bare dict, vectors masks per key."""
-    rule = "infos"
     for message in (probe.reset(), probe.step()):
         infos = decode_meta_map(message.infos, typed=probe.session.has_arrays)
         if probe.num_envs > 1 and probe.session.has_lane_operations:
             for key in ("final_info", "_final_info"):
                 is_column = column_of(infos.get(key), probe.num_envs) is not None
-                require(is_column, rule, f"{key} has no list of {probe.num_envs} lanes")
+                probe.require(is_column, f"{key} has no list of {probe.num_envs} lanes")
         elif probe.num_envs > 1:
             for key in infos:
                 is_mask = key.startswith("_") and key[1:] in infos
                 known = is_mask or f"_{key}" in infos or key.startswith("rlmesh.")
-                require(known, rule, f"the key {key!r} has no mask")
+                probe.require(known, f"the key {key!r} has no mask")
 
 
 def check_bad_actions(probe: EnvProbe) -> None:
     """An action of another form is refused before the env sees it; the session goes on."""
-    rule = "bad actions"
     probe.reset()
     session, rows = probe.session, probe.num_envs
     good = list(probe.sample(rows).leaves)
@@ -79,43 +75,41 @@ def check_bad_actions(probe: EnvProbe) -> None:
         wrong += [[], [*good[:-1], good[-1] + b"\0"]]
     for leaves in wrong:
         bad = value_pb2.SpaceValue(leaves=leaves)
-        probe.refuses(partial(session.step, bad), rule, "INVALID_ACTION")
+        probe.refuses(partial(session.step, bad), "INVALID_ACTION")
     probe.step()
 
 
 def check_lanes(probe: EnvProbe) -> None:
     """Lanes are answered in the order asked; wrong ones are refused. Vectors say UNSUPPORTED."""
-    rule = "lanes"
     session, last = probe.session, probe.num_envs - 1
     probe.reset()
     if not session.has_lane_operations:
-        probe.refuses(lambda: session.step(probe.sample(1), env_indices=[0]), rule, "UNSUPPORTED")
+        probe.refuses(lambda: session.step(probe.sample(1), env_indices=[0]), "UNSUPPORTED")
         probe.step()
         return
     lanes = [last, 0] if last else [0]
     step = probe.wait(session.step(probe.sample(len(lanes)), env_indices=lanes))
-    _rows(probe, step, len(lanes), rule)
-    _widths(step, len(lanes), rule)
-    require(list(step.env_indices) == lanes, rule, f"asked {lanes}, got {list(step.env_indices)}")
+    probe.check_rows(step, len(lanes))
+    probe.check_widths(step, len(lanes))
+    probe.require(list(step.env_indices) == lanes, f"asked {lanes}, got {list(step.env_indices)}")
     for wrong in ([0, 0], [probe.num_envs]):
         action = probe.sample(len(wrong))
         call = partial(session.step, action, env_indices=wrong)
-        probe.refuses(call, rule, "INVALID_ACTION")
+        probe.refuses(call, "INVALID_ACTION")
 
 
 def check_partial_reset(probe: EnvProbe) -> None:
     """A reset of some lanes answers with their rows only; wrong lanes or counts are refused."""
-    rule = "partial reset"
     session, last = probe.session, probe.num_envs - 1
     probe.reset()
     if not session.has_partial_reset:
-        probe.refuses(lambda: session.reset(env_indices=[0]), rule, "UNSUPPORTED")
+        probe.refuses(lambda: session.reset(env_indices=[0]), "UNSUPPORTED")
         return
     lanes = [last, 0] if last else [0]
     ids = [mint_episode_id() for _ in lanes]
     seeds = [lane + 7 for lane in lanes]
     answer = session.reset(env_indices=lanes, seeds=seeds, episode_ids=ids)
-    _rows(probe, probe.wait(answer), len(lanes), rule)
+    probe.check_rows(probe.wait(answer), len(lanes))
     too_many = [*seeds, 1]
     for call in (
         lambda: session.reset(env_indices=[0, 0]),
@@ -123,13 +117,12 @@ def check_partial_reset(probe: EnvProbe) -> None:
         lambda: session.reset(env_indices=lanes, seeds=too_many),
         lambda: session.reset(env_indices=lanes, episode_ids=[*ids, "x"]),
     ):
-        probe.refuses(call, rule, "INVALID_ACTION")
+        probe.refuses(call, "INVALID_ACTION")
     probe.step()
 
 
 def check_episodes(probe: EnvProbe) -> None:
     """The step that ends an episode reports it once: id, length, return, seed."""
-    rule = "episodes"
     seeds = [3 + lane for lane in range(probe.num_envs)]
     probe.reset(seeds)
     ids = list(probe.episode_ids)
@@ -137,86 +130,71 @@ def check_episodes(probe: EnvProbe) -> None:
     for length in range(1, MAX_STEPS + 1):
         step = probe.step()
         returns += list(step.rewards)
-        terminated, truncated = probe.flags(step)
-        if length == 1:
-            # What the reset before interrupted is reported here, under its own id.
-            records = [r for r in step.completed_episodes if r.episode_id in ids]
-        else:
-            records = list(step.completed_episodes)
-        ended = np.flatnonzero(terminated | truncated).tolist()
+        # The first step also reports what the reset before interrupted, under its own id.
+        records = [r for r in step.completed_episodes if length > 1 or r.episode_id in ids]
+        ended = np.flatnonzero(probe.ended(step)).tolist()
         if not ended:
-            require(not records, rule, f"step {length} ends nothing but reports {len(records)}")
+            probe.require(not records, f"step {length} ends nothing but reports {len(records)}")
             continue
         reported = sorted(record.env_index for record in records)
-        require(reported == ended, rule, f"lanes {ended} ended, {reported} were reported")
+        probe.require(reported == ended, f"lanes {ended} ended, {reported} were reported")
         for record in records:
             lane = record.env_index
-            _equal(rule, "episode_id", record.episode_id, ids[lane])
-            _equal(rule, "step_count", record.step_count, length)
-            _equal(rule, "seed", record.seed, seeds[lane])
-            _equal(rule, "terminated", record.terminated, bool(terminated[lane]))
-            _equal(rule, "truncated", record.truncated, bool(truncated[lane]))
+            probe.require_equal("episode_id", record.episode_id, ids[lane])
+            probe.require_equal("step_count", record.step_count, length)
+            probe.require_equal("seed", record.seed, seeds[lane])
+            probe.require_equal("terminated", record.terminated, bool(step.terminated_mask[lane]))
+            probe.require_equal("truncated", record.truncated, bool(step.truncated_mask[lane]))
             close = np.isclose(record.cumulative_reward, returns[lane], equal_nan=True)
-            require(close, rule, f"cumulative_reward is {record.cumulative_reward}")
+            probe.require(close, f"cumulative_reward is {record.cumulative_reward}")
             in_order = 0 < record.start_timestamp_ns <= record.end_timestamp_ns
-            require(in_order, rule, "an episode ends before it begins")
+            probe.require(in_order, "an episode ends before it begins")
         return
 
 
 def check_next_step(probe: EnvProbe) -> None:
     """Under NEXT_STEP the step after an ending resets the lane: no reward, no flags."""
-    rule = "next step"
     if probe.contract.autoreset_mode is not AutoresetMode.NEXT_STEP:
         return
-    probe.reset()
-    for _ in range(MAX_STEPS):
-        terminated, truncated = probe.flags(probe.step())
-        ended = np.flatnonzero(terminated | truncated).tolist()
-        if not ended:
-            continue
-        for lane in ended:
-            probe.episode_ids[lane] = mint_episode_id()
-        roll = probe.step()
-        flags = np.logical_or(*probe.flags(roll))
-        for lane in ended:
-            require(roll.rewards[lane] == 0.0, rule, f"lane {lane} has reward {roll.rewards[lane]}")
-            require(not flags[lane], rule, f"lane {lane} ended in the step that reset it")
+    if (done := _first_end(probe)) is None:
         return
+    ended = np.flatnonzero(probe.ended(done)).tolist()
+    for lane in ended:
+        probe.episode_ids[lane] = mint_episode_id()
+    roll = probe.step()
+    flags = probe.ended(roll)
+    for lane in ended:
+        probe.require(roll.rewards[lane] == 0.0, f"lane {lane} has reward {roll.rewards[lane]}")
+        probe.require(not flags[lane], f"lane {lane} ended in the step that reset it")
 
 
 def check_same_step(probe: EnvProbe) -> None:
     """Under SAME_STEP the step that ends an episode holds its last observation and info."""
-    rule = "same step"
     if probe.contract.autoreset_mode is not AutoresetMode.SAME_STEP:
         return
-    probe.reset()
-    for _ in range(MAX_STEPS):
-        step = probe.step()
-        ended = np.logical_or(*probe.flags(step)).tolist()
-        if not any(ended):
-            continue
-        infos = decode_meta_map(step.infos, typed=probe.session.has_arrays)
-        for key in ("final_obs", "final_info"):
-            require(key in infos, rule, f"lanes ended, but the infos hold no {key}")
-            mask = column_of(infos.get(f"_{key}"), len(ended))
-            _equal(rule, f"_{key}", None if mask is None else list(mask), ended)
+    if (done := _first_end(probe)) is None:
         return
+    ended = probe.ended(done).tolist()
+    infos = decode_meta_map(done.infos, typed=probe.session.has_arrays)
+    for key in ("final_obs", "final_info"):
+        probe.require(key in infos, f"lanes ended, but the infos hold no {key}")
+        mask = column_of(infos.get(f"_{key}"), len(ended))
+        probe.require_equal(f"_{key}", None if mask is None else list(mask), ended)
 
 
 def check_render(probe: EnvProbe) -> None:
     """A frame is a PNG image, or absent; several lanes at once are UNSUPPORTED."""
-    rule = "render"
     probe.reset()
-    probe.refuses(lambda: probe.session.render([0, 0]), rule, "UNSUPPORTED")
+    probe.refuses(lambda: probe.session.render([0, 0]), "UNSUPPORTED")
     if probe.contract.render_mode is None:
         return  # What an env does then is its own affair.
     answer = probe.wait(probe.session.render([0]))
     if answer.HasField("frame"):
-        require(answer.format == 1, rule, f"the frame's format is {answer.format}, not PNG")
+        probe.require(answer.format == 1, f"the frame's format is {answer.format}, not PNG")
         try:
             decode_png(answer.frame)
         except ProtocolError as error:
-            raise BrokenRuleError(rule, f"the frame is no image: {error}") from error
+            raise BrokenRuleError(probe.rule, f"the frame is no image: {error}") from error
 
 
 ENV_RULES: tuple[Callable[[EnvProbe], None], ...] = (
@@ -259,44 +237,20 @@ def check_env_endpoint(
     with EnvSession.open(address, token=token, tls=tls) as session:
         probe = EnvProbe(session, timeout)
         for rule in ENV_RULES:
+            probe.rule = rule.__name__.removeprefix("check_").replace("_", " ")
             rule(probe)
-        _check_second_session(address, token, tls, timeout)
+        # A second session is refused, or has an environment of its own.
+        second = EnvSession.open(address, token=token, tls=tls)
+        with second, suppress(SessionRefusedError):
+            check_reset(EnvProbe(second, timeout))
     # The slot is free once the session has ended.
     with EnvSession.open(address, token=token, tls=tls) as session:
         check_reset(EnvProbe(session, timeout))
     return [(rule.__doc__ or rule.__name__).splitlines()[0] for rule in ENV_RULES]
 
 
-def _check_second_session(address: str, token: str | None, tls: TLSLike, timeout: float) -> None:
-    """A second session is refused, or has an environment of its own."""
-    with EnvSession.open(address, token=token, tls=tls) as session:
-        try:
-            check_reset(EnvProbe(session, timeout))
-        except SessionRefusedError:
-            return
-
-
-def _rows(
-    probe: EnvProbe,
-    message: interaction_pb2.ResetResponse | interaction_pb2.StepResponse,
-    rows: int,
-    rule: str,
-) -> None:
-    try:
-        leaves = probe.observations.decode(message.observation, rows)
-    except CodecError as error:
-        raise BrokenRuleError(rule, f"the observation does not fit its space: {error}") from error
-    found = probe.observations.out_of_domain(leaves)
-    require(not found, rule, f"the observation leaves its domain: {found[:1]}")
-
-
-def _widths(step: interaction_pb2.StepResponse, rows: int, rule: str) -> None:
-    for name in ("rewards", "terminated_mask", "truncated_mask"):
-        width = len(getattr(step, name))
-        require(width == rows, rule, f"expected {rows} {name}, got {width}")
-    wrong = set(step.terminated_mask + step.truncated_mask) - {0, 1}
-    require(not wrong, rule, f"the masks hold bytes {sorted(wrong)}")
-
-
-def _equal(rule: str, name: str, got: Any, expected: Any) -> None:
-    require(got == expected, rule, f"{name} is {got!r}, expected {expected!r}")
+def _first_end(probe: EnvProbe) -> interaction_pb2.StepResponse | None:
+    """Reset and step until an episode ends; None if that takes too long."""
+    probe.reset()
+    steps = (probe.step() for _ in range(MAX_STEPS))
+    return next((step for step in steps if probe.ended(step).any()), None)

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.server import ModelHandler
 
-__all__ = ["serving", "serving_model"]
-
 
 @contextmanager
 def serving(env: Any, address: str | None = None, **options: Any) -> Iterator[str]:

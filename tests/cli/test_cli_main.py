@@ -130,16 +130,11 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 
 
 def test_a_terminal_without_unicode(tmp_path: object) -> None:
-    script = (
-        "from rlmesh_gym.cli import main\n"
-        "from rlmesh_gym.cli import _make_output_safe\n"
-        "_make_output_safe()\n"
-        "print('─ µs …')\n"
-    )
+    script = "from rlmesh_gym.cli import main\nmain([])\nprint('─ µs …')\n"
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         check=True,
         env={"PYTHONIOENCODING": "ascii", "PATH": ""},
     )
-    assert done.stdout == b"? ?s ?\n"
+    assert done.stdout.endswith(b"\n? ?s ?\n")

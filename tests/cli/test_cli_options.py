@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.cli.loading import build_handler, load_object
 from rlmesh_gym.cli.options import (
     add_connection_options,
     connection_arguments,
@@ -21,6 +20,7 @@ from rlmesh_gym.cli.options import (
     positive_int,
 )
 from rlmesh_gym.cli.serve import build_env
+from rlmesh_gym.cli.serve_model import build_handler, load_object
 from rlmesh_gym.cli.signals import interrupt_cancels, terminate_as_interrupt, wait_or_interrupt
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime import Cancellation
@@ -197,7 +197,7 @@ def test_objects_that_are_not_there(reference: str, text: str) -> None:
 def test_kinds_of_environments() -> None:
     single = build_env("CartPole-v1")
     lanes = build_env("CartPole-v1", num_envs=2)
-    vector = build_env("CartPole-v1", num_envs=2, mode=AutoresetMode.SAME_STEP)
+    vector = build_env("CartPole-v1", num_envs=2, autoreset_mode=AutoresetMode.SAME_STEP)
     try:
         assert isinstance(single, gym.Env)
         assert isinstance(lanes, list)
@@ -225,7 +225,7 @@ def test_sigterm_is_an_interrupt_inside_the_block_only() -> None:
 def test_the_first_signal_cancels_and_the_second_interrupts(number: signal.Signals) -> None:
     cancellation = Cancellation()
     before = signal.getsignal(number)
-    with interrupt_cancels(cancellation):
+    with interrupt_cancels(cancellation.cancel):
         signal.raise_signal(number)
         assert cancellation.wait(10)
         assert cancellation.reason == "interrupted"
@@ -255,7 +255,7 @@ def test_signals_in_another_thread_are_left_alone() -> None:
     seen: list[object] = []
 
     def body() -> None:
-        with interrupt_cancels(Cancellation()), terminate_as_interrupt():
+        with interrupt_cancels(Cancellation().cancel), terminate_as_interrupt():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=body)
@@ -268,7 +268,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         cancellation = Cancellation()
-        with interrupt_cancels(cancellation):
+        with interrupt_cancels(cancellation.cancel):
             signal.raise_signal(signal.SIGINT)
         assert not cancellation.is_set()
     finally:

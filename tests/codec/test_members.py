@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_gym.codec import SpaceCodec, filler_action, same_space
-from rlmesh_gym.codec.spaces.members import legal_member
+from rlmesh_gym.codec.spaces.checks import legal_member
 from tests.catalogue import SPACE_IDS, SPACES, ordered_dict_space
 
 

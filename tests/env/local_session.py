@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym.codec import EnvContract, SpaceCodec, encode_meta_map
+from rlmesh_gym.env.open.sources import Source
 from rlmesh_gym.errors import EnvError, Error, ResetNeededError, UnavailableError
 from rlmesh_gym.rpc import Timeouts
 
@@ -199,7 +200,7 @@ def batched(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-class LocalSource:
+class LocalSource(Source):
     """Opens the session given, or makes another one each time.
 
     Args:
@@ -207,16 +208,10 @@ class LocalSource:
     """
 
     def __init__(self, make: Callable[[], LocalSession]) -> None:
+        self.label = "local"
         self.make = make
         self.sessions: list[LocalSession] = []
         self.refusals = 0
-
-    @property
-    def label(self) -> str:
-        return "local"
-
-    def prepare(self) -> None:
-        pass
 
     def open(self) -> Any:
         if self.refusals:
@@ -224,6 +219,3 @@ class LocalSource:
             raise UnavailableError("nobody there", endpoint="local", operation="handshake")
         self.sessions.append(self.make())
         return self.sessions[-1]
-
-    def close(self, timeout: float | None) -> None:
-        pass

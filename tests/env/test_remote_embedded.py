@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
 from rlmesh_gym.env.open.embedded import EmbeddedServer
+from rlmesh_gym.env.open.sources import ConnectionOptions
 from rlmesh_gym.errors import ConfigurationError, ForkedError, UnavailableError
 from rlmesh_gym.server import EnvServer
 from tests.env.comparison import compare
@@ -34,13 +35,13 @@ WAIT = 10.0
 
 
 def pid_of(envs: Any, worker: int = 0) -> int:
-    pid = envs._group.endpoints[worker].source.server.pid
+    pid = envs._group.endpoints[worker].source._child.process.pid
     assert isinstance(pid, int)
     return pid
 
 
 def process_of(envs: Any) -> subprocess.Popen[bytes]:
-    process = envs._group.endpoints[0].source.server._child.process
+    process = envs._group.endpoints[0].source._child.process
     assert isinstance(process, subprocess.Popen)
     return process
 
@@ -119,11 +120,11 @@ def test_what_the_child_cannot_serve(arguments: dict[str, Any], match: str) -> N
 def test_a_child_that_dies_at_once_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["/nowhere"])
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    server = EmbeddedServer({"env_id": "CartPole-v1"})
+    server = EmbeddedServer({"env_id": "CartPole-v1"}, ConnectionOptions())
     with pytest.raises(UnavailableError, match="embedded CartPole-v1: the child process ended"):
-        server.address()
-    server.stop()
-    server.stop()
+        server.open()
+    server.close()
+    server.close()
 
 
 def test_a_pickle_connects_anew() -> None:
@@ -229,7 +230,7 @@ def test_an_exception_after_reset_ends_the_process_and_its_child() -> None:
         from rlmesh_gym.env import RemoteVectorEnv
         envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2, timeouts={{"close": 600.0}})
         envs.reset()
-        print(envs._group.endpoints[0].source.server.pid, flush=True)
+        print(envs._group.endpoints[0].source._child.process.pid, flush=True)
         raise ValueError("on purpose")
         """
     )
@@ -263,7 +264,7 @@ def test_the_child_ends_when_the_parent_is_killed_and_cleans_up(socket_dir: Path
     from rlmesh_gym.env import RemoteVectorEnv
     envs = RemoteVectorEnv(env_id="{COUNTING}", num_envs=2)
     envs.reset()
-    print(envs._group.endpoints[0].source.server.pid, flush=True)
+    print(envs._group.endpoints[0].source._child.process.pid, flush=True)
     input()
     """
     parent = subprocess.Popen(
@@ -379,7 +380,7 @@ def test_the_child_ends_with_the_parent_though_a_fork_of_it_lives() -> None:
     if not worker:
         import signal
         signal.pause()
-    print(envs._group.endpoints[0].source.server.pid, worker, flush=True)
+    print(envs._group.endpoints[0].source._child.process.pid, worker, flush=True)
     input()
     """
     parent = subprocess.Popen(
@@ -421,7 +422,7 @@ def test_an_interrupt_while_the_child_is_started_leaves_nothing(
     owner = threading.Thread if place == "start" else weakref
     monkeypatch.setattr(owner, place, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        EmbeddedServer({"env_id": COUNTING}).launch()
+        EmbeddedServer({"env_id": COUNTING}, ConnectionOptions()).prepare()
     monkeypatch.undo()
     assert [process.poll() for process in started] == [-signal.SIGKILL]
     assert list(tmp_path.iterdir()) == []

@@ -10,18 +10,16 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
-from rlmesh_gym.codec import SpaceCodec, encode_meta_map, join_infos
-from rlmesh_gym.codec.final_observations import read_sample
+from rlmesh_gym.codec import SpaceCodec, add_info, encode_meta_map, join_infos
+from rlmesh_gym.codec.lane_infos import decode_final_obs
 from rlmesh_gym.env import ConformanceWarning, RemoteVectorEnv
 from rlmesh_gym.env.drive.endpoint import StepReply
-from rlmesh_gym.env.reading.conformance import ConformanceLog
-from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos, read_infos
+from rlmesh_gym.env.reading.infos import BatchedInfos, ConformanceLog, LaneInfos, read_infos
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server import EnvServer
-from rlmesh_gym.server.env.lane_vector import LaneVector
 from tests.env.comparison import equal
 from tests.env.local_session import batched
-from tests.fake_envs import CountingEnv, InfoVarietyEnv
+from tests.fake_envs import InfoVarietyEnv
 
 
 def joined(*infos: dict[str, Any]) -> dict[str, Any]:
@@ -120,10 +118,9 @@ def _as_lists(value: Any) -> Any:
 @pytest.mark.parametrize("own_key_first", [True, False])
 def test_a_key_where_the_mask_of_another_belongs(mine: Any, own_key_first: bool) -> None:
     info = {"_x": mine, "x": 1} if own_key_first else {"x": 1, "_x": mine}
-    lanes = LaneVector([CountingEnv() for _ in range(3)])
     served: dict[str, Any] = {}
     for lane in (1, 2):
-        served = lanes._add_info(served, info, lane)
+        add_info(served, info, lane, 3)
     for infos in (joined({}, info, info), served):
         assert infos["x"][1:].tolist() == [1, 1]
         assert len(infos["_x"]) == 3
@@ -198,11 +195,12 @@ def test_a_numeric_key_named_final_obs_stays_an_object_array() -> None:
 )
 def test_plain_samples_that_do_not_fit(space: Any, plain: Any) -> None:
     with pytest.raises(CodecError):
-        read_sample(space, plain)
+        decode_final_obs(SpaceCodec(space), plain)
 
 
 def test_plain_samples() -> None:
-    value = read_sample(gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Text(3))), [2, "ab"])
+    space = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Text(3)))
+    value = decode_final_obs(SpaceCodec(space), [2, "ab"])
     assert value == (2, "ab")
     assert isinstance(value[0], np.int64)
 

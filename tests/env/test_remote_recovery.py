@@ -273,7 +273,7 @@ def test_a_killed_child_is_started_anew() -> None:
     ) as envs:
         envs.reset()
         envs.step([1, 1])
-        victim = envs._group.endpoints[1].source.server.pid  # type: ignore[attr-defined]
+        victim = envs._group.endpoints[1].source._child.process.pid  # type: ignore[attr-defined]
         os.kill(victim, signal.SIGKILL)
         _, rewards, _, truncations, _ = envs.step([2, 2])
         assert rewards.tolist() == [2.0, 0.0]
@@ -287,7 +287,7 @@ def test_a_killed_child_without_restart() -> None:
         env_id="tests.fake_envs:RlmeshTest/Counting-v0", num_envs=2, timeouts={"close": 1.0}
     ) as envs:
         envs.reset()
-        os.kill(envs._group.endpoints[0].source.server.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(envs._group.endpoints[0].source._child.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         with pytest.raises(UnavailableError):
             envs.step([1, 1])
         assert np.array_equal(envs.reset()[0][:, 0], [0.0, 0.0])

@@ -79,6 +79,13 @@ class FailingModel(rlmesh.numpy.Model):
         return single_or_batch(observation)
 
 
+class ClingingModel(PredictModel):
+    """Fails whenever it is told that an episode is over."""
+
+    def on_episode_end(self, episode_id: str = "") -> None:
+        raise ValueError("cannot let go")
+
+
 class StackedModel(rlmesh.numpy.Model):
     """Wants the last ``STACK`` images and a state; answers ``CHUNK`` actions of two numbers.
 
@@ -109,5 +116,6 @@ MODELS = {
     "chunk_and_batch": ChunkAndBatchModel,
     "slow": SlowModel,
     "failing": FailingModel,
+    "clinging": ClingingModel,
     "stacked": StackedModel,
 }

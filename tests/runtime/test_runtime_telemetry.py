@@ -15,16 +15,18 @@ from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
 from rlmesh_gym.runtime import HeldByModel, RuntimeLimits, TelemetrySnapshot, run
 from rlmesh_gym.runtime.report.bottleneck import TimeShares
-from rlmesh_gym.runtime.reservoir import Reservoir, nearest_rank
-from rlmesh_gym.runtime.telemetry import (
+from rlmesh_gym.runtime.report.metrics import (
     ENV_RESET,
     ENV_STEP,
     METRICS,
     MODEL_PREDICT,
-    SHORTEST_WINDOW,
     CallTiming,
+)
+from rlmesh_gym.runtime.telemetry import (
+    Reservoir,
     Telemetry,
     TelemetryTicker,
+    nearest_rank,
     timing_of_answer,
 )
 from tests.fake_envs import CountingEnv
@@ -97,7 +99,7 @@ def test_a_window_without_a_call_is_passed_over() -> None:
     telemetry = Telemetry("s")
     delivered: list[TelemetrySnapshot] = []
     ticker = TelemetryTicker(telemetry, 0.0, delivered.append)
-    assert ticker._window == SHORTEST_WINDOW == 0.001
+    assert ticker._window == 0.001
     ticker._tick()
     telemetry.record(ENV_STEP, CallTiming(1000))
     ticker._tick()

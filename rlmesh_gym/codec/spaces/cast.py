@@ -14,9 +14,10 @@ import numpy as np
 from rlmesh_gym.errors import CodecError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-__all__ = ["as_array", "cast_exact", "describe", "sequence_length"]
 
 _REAL_KINDS = "biuf"
 
@@ -41,16 +42,18 @@ def sequence_length(value: object) -> int | None:
     return len(value) if isinstance(value, (tuple, list)) else None
 
 
+def object_array(values: Sequence[Any]) -> NDArray[Any]:
+    """Return an array of one axis with these objects, whatever they are."""
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):  # At once, numpy would take equal lists for more axes.
+        array[index] = value
+    return array
+
+
 def as_array(value: object, dtype: np.dtype[Any], path: str) -> NDArray[Any]:
     """Return the value as an array of the given native dtype, its shape untouched.
 
-    The result is the value itself when nothing has to change, so it may alias the caller's memory.
-
-    Args:
-        value: Anything ``numpy.asarray`` takes: arrays of any byte order and layout, numbers,
-            nested lists, torch and jax arrays.
-        dtype: The element type wanted.
-        path: Where the value stands, for the error.
+    The value may be all that ``numpy.asarray`` takes; it is the result where nothing has to change.
 
     Raises:
         CodecError: Not numeric, ragged, or holding values that the dtype cannot hold exactly.
@@ -81,11 +84,7 @@ def _exact_integers(value: object, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def cast_exact(array: NDArray[Any], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-    """Cast by the rule of this module; returns the same array if it already has the dtype.
-
-    Raises:
-        CodecError: Not numeric, or a value does not fit an integer or bool dtype exactly.
-    """
+    """Cast by the rule of this module, or raise a CodecError; an array of the dtype comes back."""
     if array.dtype == dtype:
         return array
     if array.dtype.kind not in _REAL_KINDS:

@@ -18,103 +18,67 @@ from rlmesh_gym.codec.spaces.text import wire_charset
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["RowCheck", "bounds_check", "domain_check", "text_check"]
 
 RowCheck = Callable[["NDArray[Any]"], "list[tuple[int, str]]"]
 """Rows to ``(row, detail)``, at most one entry per row and none when all is well."""
-
 
 _FEW = 4096
 _FEW_NUMBERS = 256
 
 
-def _any(mask: NDArray[np.bool_]) -> bool:
-    """Return ``mask.any()``, for few values in a quarter of the time."""
-    return b"\1" in mask.tobytes() if mask.size <= _FEW else bool(mask.any())
-
-
 def domain_check(space: spaces.Space[Any]) -> RowCheck | None:
-    """Return the check for values that are never legal, or None if there are none.
-
-    Args:
-        space: A fundamental space of fixed size.
-    """
-    if isinstance(space, spaces.Discrete):
-        return _integer_check(int(space.start), int(space.start) + int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        start = space.start.astype(np.int64)
-        return _integer_check(start, start + space.nvec.astype(np.int64))
+    """Return the check of a space of fixed size for values that are never legal, if there are."""
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        low = np.asarray(space.start, np.int64)
+        last = low + (np.asarray(count, np.int64) - 1)  # the end itself may be 2**63
+        return _range_check(low, last, lambda at: f"range [{low[at]}, {int(last[at]) + 1})")
     if isinstance(space, spaces.Box) and space.dtype.kind == "f":
-        return _check_nan
+        return lambda rows: _report(rows, np.isnan(rows), lambda _: "")
     return None
 
 
-def _integer_check(low: int | NDArray[Any], end: int | NDArray[Any]) -> RowCheck:
-    last = end - 1  # the end itself may be 2**63
-    is_scalar = isinstance(low, int)
+def bounds_check(space: spaces.Space[Any]) -> RowCheck | None:
+    """Return the check of the range of a Box or MultiBinary, or None if it cannot be left.
+
+    NaN counts as inside: it is the domain check's.
+    """
+    if isinstance(space, spaces.MultiBinary):
+        low, high = np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8)
+    elif isinstance(space, spaces.Box) and space.dtype.kind != "b":
+        low, high = space.low, space.high
+        if space.dtype.kind == "f":
+            free = np.isneginf(low).all() and np.isposinf(high).all()
+        else:
+            info = np.iinfo(space.dtype)  # type: ignore[type-var,unused-ignore]
+            free = (low == info.min).all() and (high == info.max).all()
+        if free:
+            return None
+    else:
+        return None
+    return _range_check(low, high, lambda at: f"[{low[at]}, {high[at]}]")
+
+
+def _range_check(
+    low: NDArray[Any], high: NDArray[Any], legal: Callable[[tuple[int, ...]], str]
+) -> RowCheck | None:
+    if low.size == 0:
+        return None
+    # One number instead of an image of equal ones: no second memory stream per check.
+    first, last = low.flat[0], high.flat[0]
+    is_uniform = bool((low == first).all() and (high == last).all())
+    lows, highs = (first, last) if is_uniform else (low, high)
+    is_scalar = low.ndim == 0 and low.dtype.kind == "i"
+    if is_scalar:
+        lows, highs = int(first), int(last)
 
     def check(rows: NDArray[Any]) -> list[tuple[int, str]]:
         if is_scalar and 0 < rows.size <= _FEW_NUMBERS:
             numbers = rows.tolist()
-            if low <= min(numbers) and max(numbers) <= last:
+            if lows <= min(numbers) and max(numbers) <= highs:
                 return []
-        wrong = (rows < low) | (rows > last)
-        if not _any(wrong):
-            return []
-        lows, lasts = np.broadcast_to(low, rows.shape[1:]), np.broadcast_to(last, rows.shape[1:])
-        found = []
-        for row, at in _first_per_row(wrong):
-            legal = f"[{lows[at]}, {int(lasts[at]) + 1})"
-            found.append((row, f"value {rows[(row, *at)]}{_where(at)} not in range {legal}"))
-        return found
-
-    return check
-
-
-def _check_nan(rows: NDArray[Any]) -> list[tuple[int, str]]:
-    wrong = np.isnan(rows)
-    if not _any(wrong):
-        return []
-    return [(row, f"value nan{_where(at)}") for row, at in _first_per_row(wrong)]
-
-
-def bounds_check(space: spaces.Space[Any]) -> RowCheck | None:
-    """Return the check of a Box range, or None if every value of its dtype is inside.
-
-    NaN counts as inside: it is the domain check's.
-
-    Args:
-        space: A fundamental space of fixed size; all but Box and MultiBinary give None.
-    """
-    if isinstance(space, spaces.MultiBinary):
-        return _range_check(np.zeros(space.shape, np.int8), np.ones(space.shape, np.int8))
-    if not isinstance(space, spaces.Box) or space.dtype.kind == "b":
-        return None
-    low, high = space.low, space.high
-    if low.size == 0:
-        return None
-    if space.dtype.kind == "f":
-        free = np.isneginf(low).all() and np.isposinf(high).all()
-    else:
-        info = np.iinfo(space.dtype)  # type: ignore[type-var,unused-ignore]
-        free = (low == info.min).all() and (high == info.max).all()
-    return None if free else _range_check(low, high)
-
-
-def _range_check(low: NDArray[Any], high: NDArray[Any]) -> RowCheck:
-    # One number instead of an image of equal ones: no second memory stream per check.
-    first_low, first_high = low.flat[0], high.flat[0]
-    uniform = bool((low == first_low).all() and (high == first_high).all())
-    lows, highs = (first_low, first_high) if uniform else (low, high)
-
-    def check(rows: NDArray[Any]) -> list[tuple[int, str]]:
         wrong = (rows < lows) | (rows > highs)
-        if not _any(wrong):
-            return []
-        return [
-            (row, f"value {rows[(row, *at)]}{_where(at)} not in [{low[at]}, {high[at]}]")
-            for row, at in _first_per_row(wrong)
-        ]
+        return _report(rows, wrong, lambda at: f" not in {legal(at)}")
 
     return check
 
@@ -140,14 +104,37 @@ def text_check(space: spaces.Text) -> RowCheck:
     return check
 
 
-def _first_per_row(wrong: NDArray[np.bool_]) -> list[tuple[int, tuple[int, ...]]]:
+def _report(
+    rows: NDArray[Any], wrong: NDArray[np.bool_], legal: Callable[[tuple[int, ...]], str]
+) -> list[tuple[int, str]]:
+    """Describe the first wrong value of each row."""
+    # ``wrong.any()``, for few values in a quarter of the time.
+    if not (b"\1" in wrong.tobytes() if wrong.size <= _FEW else wrong.any()):
+        return []
     flat = wrong.reshape(len(wrong), -1)
     found = []
     for row in np.flatnonzero(flat.any(axis=1)).tolist():
-        at = np.unravel_index(int(flat[row].argmax()), wrong.shape[1:]) if wrong.ndim > 1 else ()
-        found.append((row, tuple(int(axis) for axis in at)))
+        indices = (
+            np.unravel_index(int(flat[row].argmax()), wrong.shape[1:]) if wrong.ndim > 1 else ()
+        )
+        at = tuple(int(index) for index in indices)
+        where = f" at {list(at)}" if at else ""
+        found.append((row, f"value {rows[(row, *at)]}{where}{legal(at)}"))
     return found
 
 
-def _where(at: tuple[int, ...]) -> str:
-    return f" at {list(at)}" if at else ""
+def legal_member(space: spaces.Space[Any]) -> Any:
+    """Return a member of a space that has a form on the wire, as near to zero as there is one."""
+    if isinstance(space, spaces.Dict):
+        return {key: legal_member(child) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(legal_member(child) for child in space.spaces)
+    if isinstance(space, spaces.Box):
+        zeros = np.zeros(space.shape, dtype=space.dtype)
+        return np.asarray(np.clip(zeros, space.low, space.high))
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        return np.clip(0, space.start, space.start + count - 1).astype(space.dtype)
+    if isinstance(space, spaces.Text):
+        return next(iter(space.character_list), "") * space.min_length
+    return np.zeros(space.shape or (), dtype=space.dtype)

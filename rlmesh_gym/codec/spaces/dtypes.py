@@ -15,33 +15,19 @@ from rlmesh_gym.errors import CodecError, UnsupportedSpaceError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = ["DTYPES", "data_type_name", "decode_dtype", "encode_dtype", "wire_dtype"]
 
 DTYPES: dict[types_pb2.DataType.ValueType, np.dtype[Any]] = {
-    types_pb2.DATA_TYPE_BOOL: np.dtype(np.bool_),
-    types_pb2.DATA_TYPE_UINT8: np.dtype(np.uint8),
-    types_pb2.DATA_TYPE_UINT16: np.dtype(np.uint16),
-    types_pb2.DATA_TYPE_UINT32: np.dtype(np.uint32),
-    types_pb2.DATA_TYPE_UINT64: np.dtype(np.uint64),
-    types_pb2.DATA_TYPE_INT8: np.dtype(np.int8),
-    types_pb2.DATA_TYPE_INT16: np.dtype(np.int16),
-    types_pb2.DATA_TYPE_INT32: np.dtype(np.int32),
-    types_pb2.DATA_TYPE_INT64: np.dtype(np.int64),
-    types_pb2.DATA_TYPE_FLOAT16: np.dtype(np.float16),
-    types_pb2.DATA_TYPE_FLOAT32: np.dtype(np.float32),
-    types_pb2.DATA_TYPE_FLOAT64: np.dtype(np.float64),
+    number: np.dtype(name.removeprefix("DATA_TYPE_").lower())
+    for name, number in types_pb2.DataType.items()
+    if number != types_pb2.DATA_TYPE_UNSPECIFIED
 }
-"""Wire type to native numpy dtype. Adding a type is one line here and one in ``types.proto``."""
+"""Wire type to native numpy dtype; ``types.proto`` names them as numpy does."""
 
 _WIRE_TYPES = {dtype: data_type for data_type, dtype in DTYPES.items()}
 
 
 def encode_dtype(dtype: DTypeLike, path: str = "$") -> types_pb2.DataType.ValueType:
-    """Return the wire type of a numpy dtype of either byte order.
-
-    Args:
-        dtype: What ``numpy.dtype`` takes.
-        path: Where it stands, for the error.
+    """Return the wire type of what ``numpy.dtype`` takes, in either byte order.
 
     Raises:
         UnsupportedSpaceError: The wire has no such type, as for ``longdouble`` or ``complex64``.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_MESSAGE_BYTES", "MAX_META_DEPTH", "MAX_SPACE_DEPTH"]
-
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """What both ends of the wire accept; one row of a space, and one row per lane, must fit in it."""
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["decode_space"]
 
 # Gymnasium sorts the keys of a plain dict unless told otherwise, which it can be since 1.4.
 _CAN_KEEP_ORDER = "sort_keys" in inspect.signature(spaces.Dict.__init__).parameters
@@ -64,20 +63,19 @@ class _Decoder:
         kind = spec.WhichOneof("spec")
         if kind is None:
             raise CodecError("the space has no kind", path=path)
-        if kind in ("dict", "tuple") and depth >= MAX_SPACE_DEPTH:
-            message = f"nested more than {MAX_SPACE_DEPTH} levels deep"
-            raise CodecError(message, path=path)
-        build: Callable[[spaces_pb2.SpaceSpec, str, int], spaces.Space[Any]]
-        build = getattr(self, f"_{kind}")
+        has_members = kind in ("dict", "tuple")
+        if has_members and depth >= MAX_SPACE_DEPTH:
+            raise CodecError(f"nested more than {MAX_SPACE_DEPTH} levels deep", path=path)
+        build: Callable[..., spaces.Space[Any]] = getattr(self, f"_{kind}")
         try:
-            return build(spec, path, depth)
+            return build(spec, path, depth + 1) if has_members else build(spec, path)
         except CodecError:
             raise
         except (AssertionError, OverflowError, TypeError, ValueError) as error:
             # What Gymnasium's own constructors refuse, such as low above high or NaN bounds.
             raise CodecError(f"not a valid {kind} space: {error}", path=path) from error
 
-    def _box(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:  # noqa: ARG002
+    def _box(self, spec: spaces_pb2.SpaceSpec, path: str) -> spaces.Space[Any]:
         dtype = decode_dtype(spec.dtype, path)
         shape = self._shape(spec, dtype.itemsize, path)
         low, high = _bounds(spec.box, shape, dtype, path)
@@ -90,8 +88,9 @@ class _Decoder:
             space.bounded_above &= space.high != info.max
         return space
 
-    def _discrete(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:  # noqa: ARG002
-        dtype = self._integers(spec, path, scalar=True)
+    def _discrete(self, spec: spaces_pb2.SpaceSpec, path: str) -> spaces.Space[Any]:
+        dtype = self._integers(spec, path)
+        self._expect_scalar(spec, path)
         n, start = spec.discrete.n, spec.discrete.start
         info = np.iinfo(dtype)  # type: ignore[type-var,unused-ignore]
         if n < 1 or start < info.min or start + n - 1 > min(info.max, _INT64_MAX):
@@ -100,23 +99,13 @@ class _Decoder:
             return spaces.Discrete(n, start=start, dtype=dtype)  # type: ignore[arg-type,unused-ignore]
         return spaces.Discrete(n, start=start)
 
-    def _multi_binary(
-        self,
-        spec: spaces_pb2.SpaceSpec,
-        path: str,
-        depth: int,  # noqa: ARG002
-    ) -> spaces.Space[Any]:
-        self._expect(spec, types_pb2.DATA_TYPE_UINT8, path)
+    def _multi_binary(self, spec: spaces_pb2.SpaceSpec, path: str) -> spaces.Space[Any]:
+        self._expect_uint8(spec, path)
         shape = self._shape(spec, 1, path)
         # MultiBinary(5) and MultiBinary((5,)) have equal values but do not compare equal.
         return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
 
-    def _multi_discrete(
-        self,
-        spec: spaces_pb2.SpaceSpec,
-        path: str,
-        depth: int,  # noqa: ARG002
-    ) -> spaces.Space[Any]:
+    def _multi_discrete(self, spec: spaces_pb2.SpaceSpec, path: str) -> spaces.Space[Any]:
         dtype = self._integers(spec, path)
         shape = self._shape(spec, 8, path)
         size = math.prod(shape)
@@ -128,11 +117,8 @@ class _Decoder:
         info = np.iinfo(dtype)  # type: ignore[type-var,unused-ignore]
         highest = min(info.max, _INT64_MAX)
         last = np.maximum(nvec.ravel(), 1) - 1
-        if (
-            (nvec > highest).any()
-            or (start < info.min).any()
-            or (start.size and (start > highest - last).any())
-        ):
+        is_outside = (nvec > highest).any() or (start < info.min).any()
+        if is_outside or (start.size and (start > highest - last).any()):
             raise CodecError(f"expected ranges in {dtype}", path=path)
         return spaces.MultiDiscrete(
             nvec,
@@ -140,8 +126,9 @@ class _Decoder:
             start=start.reshape(shape) if start.size else None,
         )
 
-    def _text(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:  # noqa: ARG002
-        self._expect(spec, types_pb2.DATA_TYPE_UINT8, path, scalar=True)
+    def _text(self, spec: spaces_pb2.SpaceSpec, path: str) -> spaces.Space[Any]:
+        self._expect_uint8(spec, path)
+        self._expect_scalar(spec, path)
         text = spec.text
         self._count(max(text.min_length, 0), f"min_length {text.min_length}", path)
         if not text.charset:
@@ -158,7 +145,7 @@ class _Decoder:
             twice = next(key for index, key in enumerate(keys) if key in keys[:index])
             raise CodecError(f"the key {twice!r} stands twice", path=path)
         members = {
-            key: self.decode(child, f"{path}.{key}", depth + 1)
+            key: self.decode(child, f"{path}.{key}", depth)
             for key, child in zip(keys, children, strict=True)
         }
         if _CAN_KEEP_ORDER:
@@ -167,9 +154,7 @@ class _Decoder:
 
     def _tuple(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:
         members = enumerate(spec.tuple.spaces)
-        return spaces.Tuple(
-            [self.decode(child, f"{path}[{index}]", depth + 1) for index, child in members]
-        )
+        return spaces.Tuple([self.decode(child, f"{path}[{at}]", depth) for at, child in members])
 
     def _shape(self, spec: spaces_pb2.SpaceSpec, itemsize: int, path: str) -> tuple[int, ...]:
         shape = tuple(spec.shape)
@@ -187,28 +172,22 @@ class _Decoder:
             message = f"with {what}, one row takes more than {MAX_MESSAGE_BYTES} bytes"
             raise CodecError(message, path=path)
 
-    def _integers(
-        self, spec: spaces_pb2.SpaceSpec, path: str, *, scalar: bool = False
-    ) -> np.dtype[Any]:
+    @staticmethod
+    def _integers(spec: spaces_pb2.SpaceSpec, path: str) -> np.dtype[Any]:
         dtype = decode_dtype(spec.dtype, path)
         if dtype.kind not in "iu":
             name = data_type_name(spec.dtype)
             raise CodecError(f"expected INT64 or another integer type, got {name}", path=path)
-        self._expect(spec, spec.dtype, path, scalar=scalar)
         return dtype
 
     @staticmethod
-    def _expect(
-        spec: spaces_pb2.SpaceSpec,
-        data_type: types_pb2.DataType.ValueType,
-        path: str,
-        *,
-        scalar: bool = False,
-    ) -> None:
-        if spec.dtype != data_type:
-            message = f"expected {data_type_name(data_type)}, got {data_type_name(spec.dtype)}"
-            raise CodecError(message, path=path)
-        if scalar and spec.shape:
+    def _expect_uint8(spec: spaces_pb2.SpaceSpec, path: str) -> None:
+        if spec.dtype != types_pb2.DATA_TYPE_UINT8:
+            raise CodecError(f"expected UINT8, got {data_type_name(spec.dtype)}", path=path)
+
+    @staticmethod
+    def _expect_scalar(spec: spaces_pb2.SpaceSpec, path: str) -> None:
+        if spec.shape:
             raise CodecError(f"expected no shape, got {tuple(spec.shape)}", path=path)
 
 
@@ -216,19 +195,23 @@ def _bounds(
     box: spaces_pb2.BoxSpec, shape: tuple[int, ...], dtype: np.dtype[Any], path: str
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     kind = box.WhichOneof("bounds")
-    if kind == "uniform":
-        low = _bound(box.uniform.low, 1, dtype, f"{path}.low")[0]
-        high = _bound(box.uniform.high, 1, dtype, f"{path}.high")[0]
-        return np.full(shape, low, dtype), np.full(shape, high, dtype)
     if kind == "elementwise":
         size = math.prod(shape)
         low = _bound(box.elementwise.low, size, dtype, f"{path}.low").reshape(shape)
         high = _bound(box.elementwise.high, size, dtype, f"{path}.high").reshape(shape)
         return low, high
-    if kind == "unbounded" and box.unbounded:
-        low, high = _widest(dtype)
-        return np.full(shape, low, dtype), np.full(shape, high, dtype)
-    raise CodecError("the box has no bounds", path=path)
+    ends: tuple[Any, Any]
+    if kind == "uniform":
+        low = _bound(box.uniform.low, 1, dtype, f"{path}.low")
+        high = _bound(box.uniform.high, 1, dtype, f"{path}.high")
+        ends = low[0], high[0]
+    elif kind == "unbounded" and box.unbounded and dtype.kind == "f":
+        ends = -np.inf, np.inf
+    elif kind == "unbounded" and box.unbounded:
+        ends = (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    else:
+        raise CodecError("the box has no bounds", path=path)
+    return np.full(shape, ends[0], dtype), np.full(shape, ends[1], dtype)
 
 
 def _bound(data: bytes, size: int, dtype: np.dtype[Any], path: str) -> NDArray[Any]:
@@ -239,11 +222,3 @@ def _bound(data: bytes, size: int, dtype: np.dtype[Any], path: str) -> NDArray[A
         truth: NDArray[np.bool_] = np.frombuffer(data, np.uint8) != 0
         return truth
     return np.frombuffer(data, wire_dtype(dtype)).astype(dtype)
-
-
-def _widest(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    if dtype.kind == "f":
-        return -np.inf, np.inf
-    if dtype.kind == "b":
-        return False, True
-    return np.iinfo(dtype).min, np.iinfo(dtype).max

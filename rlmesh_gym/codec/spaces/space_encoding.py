@@ -11,8 +11,7 @@ start. ``plain_integers`` makes the released form of it. Values are int64 in bot
 from __future__ import annotations
 
 import math
-from functools import singledispatch
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -23,11 +22,6 @@ from rlmesh_gym.codec.spaces.dtypes import encode_dtype, wire_dtype
 from rlmesh_gym.codec.spaces.limits import MAX_SPACE_DEPTH
 from rlmesh_gym.codec.spaces.text import wire_charset
 from rlmesh_gym.errors import UnsupportedSpaceError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["encode_space", "plain_integers"]
 
 
 def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceSpec:
@@ -53,11 +47,7 @@ def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceS
 
 
 def plain_integers(spec: spaces_pb2.SpaceSpec, path: str = "$") -> None:
-    """Change a message of ``encode_space`` into the form that the released package reads.
-
-    Raises:
-        UnsupportedSpaceError: A MultiDiscrete starts elsewhere than at 0.
-    """
+    """Change a message of ``encode_space`` into the form that the released package reads."""
     kind = spec.WhichOneof("spec")
     if kind == "dict":
         for key, child in zip(spec.dict.keys, spec.dict.spaces, strict=True):
@@ -77,28 +67,49 @@ def plain_integers(spec: spaces_pb2.SpaceSpec, path: str = "$") -> None:
             raise UnsupportedSpaceError(message, path=path)
 
 
-@singledispatch
-def _fill(space: object, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:  # noqa: ARG001
-    """Describe ``space`` in ``spec``; one registered function per class of space."""
-    name = type(space).__name__
-    if not isinstance(space, spaces.Space):
-        raise UnsupportedSpaceError(f"expected a gymnasium space, got a {name}", path=path)
-    message = (
-        f"a {name} space has no form on the wire, which knows Box, Discrete, MultiBinary, "
-        "MultiDiscrete, Text, Dict and Tuple"
-    )
-    raise UnsupportedSpaceError(message, path=path)
+def _fill(space: object, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:
+    """Describe ``space`` in ``spec``."""
+    match space:
+        case spaces.Box():
+            _fill_box(space, spec, path)
+        case spaces.Discrete():
+            spec.dtype = encode_dtype(space.dtype, path)
+            spec.discrete.n = int(space.n)
+            spec.discrete.start = int(space.start)
+        case spaces.MultiBinary():
+            spec.shape.extend(space.shape)
+            spec.dtype = types_pb2.DATA_TYPE_UINT8
+            spec.multi_binary.SetInParent()
+        case spaces.MultiDiscrete():
+            spec.shape.extend(space.shape)
+            spec.dtype = encode_dtype(space.dtype, path)
+            spec.multi_discrete.SetInParent()
+            spec.multi_discrete.nvec.extend(space.nvec.ravel().tolist())
+            if np.any(space.start):
+                spec.multi_discrete.nvec.extend(space.start.ravel().tolist())
+        case spaces.Text():
+            _fill_text(space, spec, path)
+        case spaces.Dict() | spaces.Tuple():
+            _fill_members(space, spec, path, depth)
+        case spaces.Space():
+            message = (
+                f"a {type(space).__name__} space has no form on the wire, which knows Box, "
+                "Discrete, MultiBinary, MultiDiscrete, Text, Dict and Tuple"
+            )
+            raise UnsupportedSpaceError(message, path=path)
+        case _:
+            message = f"expected a gymnasium space, got a {type(space).__name__}"
+            raise UnsupportedSpaceError(message, path=path)
 
 
-@_fill.register(spaces.Box)
-def _box(space: spaces.Box[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:  # noqa: ARG001
+def _fill_box(space: spaces.Box[Any], spec: spaces_pb2.SpaceSpec, path: str) -> None:
     spec.shape.extend(space.shape)
     spec.dtype = encode_dtype(space.dtype, path)
     low, high = space.low, space.high
     if space.dtype.kind == "f" and np.isneginf(low).all() and np.isposinf(high).all():
         spec.box.unbounded = True  # also without elements, of which all is true
         return
-    all_low, all_high = _wire_bytes(low), _wire_bytes(high)
+    all_low, all_high = (one.astype(wire_dtype(one.dtype)).tobytes() for one in (low, high))
     # Equal bytes count, not equal numbers: -0.0 next to 0.0 would come back changed.
     first_low, first_high = all_low[: low.itemsize], all_high[: high.itemsize]
     if low.size and first_low * low.size == all_low and first_high * high.size == all_high:
@@ -109,51 +120,7 @@ def _box(space: spaces.Box[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: i
         spec.box.elementwise.high = all_high
 
 
-def _wire_bytes(array: NDArray[Any]) -> bytes:
-    return array.astype(wire_dtype(array.dtype)).tobytes()
-
-
-@_fill.register(spaces.Discrete)
-def _discrete(
-    space: spaces.Discrete[Any],
-    spec: spaces_pb2.SpaceSpec,
-    path: str,
-    depth: int,  # noqa: ARG001
-) -> None:
-    spec.dtype = encode_dtype(space.dtype, path)
-    spec.discrete.n = int(space.n)
-    spec.discrete.start = int(space.start)
-
-
-@_fill.register(spaces.MultiBinary)
-def _multi_binary(
-    space: spaces.MultiBinary,
-    spec: spaces_pb2.SpaceSpec,
-    path: str,  # noqa: ARG001
-    depth: int,  # noqa: ARG001
-) -> None:
-    spec.shape.extend(space.shape)
-    spec.dtype = types_pb2.DATA_TYPE_UINT8
-    spec.multi_binary.SetInParent()
-
-
-@_fill.register(spaces.MultiDiscrete)
-def _multi_discrete(
-    space: spaces.MultiDiscrete[Any],
-    spec: spaces_pb2.SpaceSpec,
-    path: str,
-    depth: int,  # noqa: ARG001
-) -> None:
-    spec.shape.extend(space.shape)
-    spec.dtype = encode_dtype(space.dtype, path)
-    spec.multi_discrete.SetInParent()
-    spec.multi_discrete.nvec.extend(space.nvec.ravel().tolist())
-    if np.any(space.start):
-        spec.multi_discrete.nvec.extend(space.start.ravel().tolist())
-
-
-@_fill.register(spaces.Text)
-def _text(space: spaces.Text, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:  # noqa: ARG001
+def _fill_text(space: spaces.Text, spec: spaces_pb2.SpaceSpec, path: str) -> None:
     spec.dtype = types_pb2.DATA_TYPE_UINT8
     spec.text.SetInParent()
     spec.text.min_length = space.min_length
@@ -164,14 +131,21 @@ def _text(space: spaces.Text, spec: spaces_pb2.SpaceSpec, path: str, depth: int)
     try:
         spec.text.charset = wire_charset(space)
     except ValueError as error:  # UnicodeEncodeError is one
-        raise UnsupportedSpaceError(
-            f"the charset is not Unicode text: {error}", path=path
-        ) from None
+        message = f"the charset is not Unicode text: {error}"
+        raise UnsupportedSpaceError(message, path=path) from None
 
 
-@_fill.register(spaces.Dict)
-def _dict(space: spaces.Dict, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:
-    _check_depth(path, depth)
+def _fill_members(
+    space: spaces.Dict | spaces.Tuple[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: int
+) -> None:
+    if depth >= MAX_SPACE_DEPTH:
+        message = f"nested more than {MAX_SPACE_DEPTH} levels deep"
+        raise UnsupportedSpaceError(message, path=path)
+    if isinstance(space, spaces.Tuple):
+        spec.tuple.SetInParent()
+        for index, child in enumerate(space.spaces):
+            _fill(child, spec.tuple.spaces.add(), f"{path}[{index}]", depth + 1)
+        return
     spec.dict.SetInParent()
     for key, child in space.spaces.items():
         if not isinstance(key, str):
@@ -185,15 +159,13 @@ def _dict(space: spaces.Dict, spec: spaces_pb2.SpaceSpec, path: str, depth: int)
         _fill(child, spec.dict.spaces.add(), f"{path}.{key}", depth + 1)
 
 
-@_fill.register(spaces.Tuple)
-def _tuple(space: spaces.Tuple[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> None:
-    _check_depth(path, depth)
-    spec.tuple.SetInParent()
-    for index, child in enumerate(space.spaces):
-        _fill(child, spec.tuple.spaces.add(), f"{path}[{index}]", depth + 1)
+def same_space(first: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
+    """Return whether two spaces are the same in all that matters to their values.
 
+    Stricter than ``==``: dtypes and bounds are the same to the last bit, and the keys of a Dict
+    are in the same order.
 
-def _check_depth(path: str, depth: int) -> None:
-    if depth >= MAX_SPACE_DEPTH:
-        message = f"nested more than {MAX_SPACE_DEPTH} levels deep"
-        raise UnsupportedSpaceError(message, path=path)
+    Raises:
+        UnsupportedSpaceError: One of them has no form on the wire.
+    """
+    return first is other or encode_space(first) == encode_space(other)

@@ -5,7 +5,6 @@ It knows nothing of arrays or bytes; a *part* is whatever stands at a fundamenta
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,30 +16,16 @@ from rlmesh_gym.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Structure", "compile_structure"]
 
+class Structure:
+    """One node, such as a fundamental space: a single part."""
 
-class Structure(ABC):
-    """One node: takes nested values apart into parts in pre-order, and puts them together again."""
-
-    @abstractmethod
     def split(self, value: Any, parts: list[Any]) -> None:
-        """Append the parts of a nested value.
-
-        Raises:
-            CodecError: A key or element is missing, or the value cannot be taken apart at all.
-        """
-
-    @abstractmethod
-    def join(self, parts: Iterator[Any]) -> Any:
-        """Return the nested value made of the next parts."""
-
-
-class _Part(Structure):
-    def split(self, value: Any, parts: list[Any]) -> None:
+        """Append the parts of a nested value, in pre-order; a CodecError where one is missing."""
         parts.append(value)
 
     def join(self, parts: Iterator[Any]) -> Any:
+        """Return the nested value made of the next parts."""
         return next(parts)
 
 
@@ -71,8 +56,8 @@ class _Tuple(Structure):
 
     def split(self, value: Any, parts: list[Any]) -> None:
         if sequence_length(value) != len(self._members):
-            expected = f"a tuple of length {len(self._members)}"
-            raise CodecError(f"expected {expected}, got {describe(value)}", path=self._path)
+            message = f"expected a tuple of length {len(self._members)}, got {describe(value)}"
+            raise CodecError(message, path=self._path)
         for member, part in zip(self._members, value, strict=True):
             member.split(part, parts)
 
@@ -83,12 +68,9 @@ class _Tuple(Structure):
 def compile_structure(
     space: spaces.Space[Any], path: str, leaves: list[tuple[str, spaces.Space[Any]]]
 ) -> Structure:
-    """Return the skeleton of a space and append its fundamental spaces with their paths.
+    """Return the skeleton of a space; append its fundamental spaces with their paths, in pre-order.
 
-    Args:
-        space: Any space; what is neither Dict nor Tuple counts as fundamental.
-        path: Where it stands.
-        leaves: Filled in pre-order.
+    What is neither Dict nor Tuple counts as fundamental.
     """
     if isinstance(space, spaces.Dict):
         members = space.spaces.items()
@@ -99,4 +81,4 @@ def compile_structure(
         listed = [compile_structure(child, f"{path}[{at}]", leaves) for at, child in children]
         return _Tuple(listed, path)
     leaves.append((path, space))
-    return _Part()
+    return Structure()

@@ -13,7 +13,6 @@ from rlmesh_gym.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["UnrestrictedText", "decode_text_slab", "encode_text_slab", "wire_charset"]
 
 _DEFAULT_CHARSET = Text(1).character_set
 _U64 = np.dtype("<u8")
@@ -49,41 +48,26 @@ def wire_charset(space: Text) -> str:
 
 
 def encode_text_slab(texts: Sequence[str], path: str = "$") -> bytes:
-    """Return the slab: a u64 count, one u64 byte length per text, then the UTF-8 bodies.
-
-    Raises:
-        CodecError: A text holds a lone surrogate, which UTF-8 cannot carry.
-    """
+    """Return the slab: a u64 count, one u64 byte length per text, then the UTF-8 bodies."""
     joined = "".join(texts)
     if joined.isascii():
         lengths = list(map(len, texts))
         body = joined.encode("ascii")
     else:
-        parts = [_encode_text(text, row, path) for row, text in enumerate(texts)]
+        parts = []
+        for row, text in enumerate(texts):
+            try:
+                parts.append(text.encode())
+            except UnicodeEncodeError as error:  # noqa: PERF203
+                message = f"text of row {row} is not Unicode text: {error}"
+                raise CodecError(message, path=path) from None
         lengths = list(map(len, parts))
         body = b"".join(parts)
     return np.array([len(lengths), *lengths], dtype=_U64).tobytes() + body
 
 
-def _encode_text(text: str, row: int, path: str) -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise CodecError(f"text of row {row} is not Unicode text: {error}", path=path) from None
-
-
 def decode_text_slab(data: bytes, num_rows: int, path: str = "$") -> list[str]:
-    """Read a slab back.
-
-    Args:
-        data: The leaf as it came.
-        num_rows: How many texts it must hold.
-        path: Which leaf, for the error.
-
-    Raises:
-        CodecError: Short header, other count, lengths that do not add up to what follows
-            (missing or trailing bytes), or a body that is not UTF-8.
-    """
+    """Read a slab back that must hold ``num_rows`` texts and nothing else."""
     start = 8 * (num_rows + 1)
     if len(data) < start:
         message = f"expected a text header of {start} bytes for {num_rows} rows, got {len(data)}"

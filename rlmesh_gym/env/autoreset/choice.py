@@ -6,53 +6,39 @@ from typing import TYPE_CHECKING
 
 from gymnasium.vector import AutoresetMode
 
-from rlmesh_gym.env.autoreset.held import HeldFirstObservation
-from rlmesh_gym.env.autoreset.native import NativeDisabled, NativeNextStep, NativeSameStep
-from rlmesh_gym.env.autoreset.next_step import NextStepByLanes
-from rlmesh_gym.env.autoreset.same_step import SameStepByReset
+from rlmesh_gym.env.autoreset.conversion import Conversion
+from rlmesh_gym.env.autoreset.next_step import NativeNextStep, NextStepByLanes
+from rlmesh_gym.env.autoreset.same_step import HeldFirstObservation, SameStep
 from rlmesh_gym.errors import AutoresetError, ConfigurationError
 
 if TYPE_CHECKING:
-    from rlmesh_gym.env.autoreset.conversion import Conversion
     from rlmesh_gym.env.drive.endpoint import Endpoint
 
-__all__ = ["choose_conversion"]
 
-_NEXT, _SAME, _DISABLED = (
-    AutoresetMode.NEXT_STEP,
-    AutoresetMode.SAME_STEP,
-    AutoresetMode.DISABLED,
-)
-_NATIVE: dict[AutoresetMode, type[Conversion]] = {
-    _NEXT: NativeNextStep,
-    _SAME: NativeSameStep,
-    _DISABLED: NativeDisabled,
-}
 _RESET = "partial reset (capability 'rlmesh_gym.partial_reset' or 'subset_step')"
 _STEP = "subset step (capability 'subset_step')"
+_OTHER_MODE = "an endpoint that does not reset in the same step"
 
 
 def choose_conversion(endpoint: Endpoint, asked: AutoresetMode) -> Conversion:
     """Return the conversion from the endpoint's mode to the one asked for.
 
-    Raises:
-        AutoresetError: The endpoint lacks a capability that the conversion needs.
-        ConfigurationError: It lacks one that ``max_episode_steps`` needs.
+    An AutoresetError says what the endpoint lacks for that, a ConfigurationError what it lacks for
+    ``max_episode_steps``.
     """
-    conversion, needs = _plan(endpoint, asked)
-    missing = _missing(endpoint, needs)
+    limited = endpoint.max_episode_steps is not None
+    conversion, missing = _plan(endpoint, asked, limited=limited)
     if not missing:
         return conversion(endpoint)
     what = " and ".join(missing)
-    if not _missing(endpoint, _plan(endpoint, asked, limited=False)[1]):
+    if not _plan(endpoint, asked, limited=False)[1]:
         raise ConfigurationError(
             f"{endpoint.address}: max_episode_steps under {asked.value} needs {what}, which the "
             f"endpoint ({endpoint.mode.value}, {endpoint.num_envs} lanes) lacks; put the limit on "
             "the environment itself"
         )
-    possible = [
-        mode.value for mode in AutoresetMode if not _missing(endpoint, _plan(endpoint, mode)[1])
-    ]
+    plans = {mode.value: _plan(endpoint, mode, limited=limited) for mode in AutoresetMode}
+    possible = [mode for mode, (_, missing) in plans.items() if not missing]
     raise AutoresetError(
         f"{endpoint.address} resets its {endpoint.num_envs} lanes by {endpoint.mode.value}; "
         f"autoreset_mode {asked.value!r} over it needs {what}, which it lacks. "
@@ -60,28 +46,25 @@ def choose_conversion(endpoint: Endpoint, asked: AutoresetMode) -> Conversion:
     )
 
 
-def _missing(endpoint: Endpoint, needs: tuple[str, ...]) -> list[str]:
-    has = {_RESET: endpoint.can_reset_lanes, _STEP: endpoint.can_step_lanes}
-    return [need for need in needs if not has.get(need, False)]
-
-
 def _plan(
-    endpoint: Endpoint, asked: AutoresetMode, *, limited: bool | None = None
-) -> tuple[type[Conversion], tuple[str, ...]]:
-    """Return the conversion of one cell of the table, and what it needs."""
+    endpoint: Endpoint, asked: AutoresetMode, *, limited: bool
+) -> tuple[type[Conversion], list[str]]:
+    """Return the conversion of one cell of the table, and what the endpoint lacks for it."""
     mode = endpoint.mode
-    if limited is None:
-        limited = endpoint.max_episode_steps is not None
-    if asked is mode and not limited:
-        return _NATIVE[mode], ()
-    reset_if_limited = (_RESET,) if limited else ()
-    if asked is _NEXT:
-        if mode is _SAME:
-            own_limit = ("an endpoint that does not reset in the same step",) if limited else ()
-            return HeldFirstObservation, (_STEP, *own_limit)
-        return NextStepByLanes, (_RESET, _STEP)
-    if asked is _SAME:
-        return SameStepByReset, (_RESET,)
-    if mode is _SAME:
-        return HeldFirstObservation, reset_if_limited
-    return NativeDisabled, (_RESET,)
+    is_native = asked is mode and not limited
+    conversion: type[Conversion]
+    needs: tuple[str, ...] = () if is_native else (_RESET,)
+    if asked is AutoresetMode.SAME_STEP:
+        conversion = SameStep
+    elif mode is AutoresetMode.SAME_STEP:
+        conversion = HeldFirstObservation
+        needs = (_RESET,) if limited else ()
+        if asked is AutoresetMode.NEXT_STEP:
+            needs = (_STEP, _OTHER_MODE) if limited else (_STEP,)
+    elif asked is AutoresetMode.DISABLED:
+        conversion = Conversion
+    else:
+        conversion = NativeNextStep if is_native else NextStepByLanes
+        needs = () if is_native else (_RESET, _STEP)
+    has = {_RESET: endpoint.can_reset_lanes, _STEP: endpoint.can_step_lanes}
+    return conversion, [need for need in needs if not has.get(need, False)]

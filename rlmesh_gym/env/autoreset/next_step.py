@@ -1,24 +1,28 @@
-"""NEXT_STEP over an endpoint whose lanes the client resets."""
+"""NEXT_STEP over an endpoint that has that mode, or whose lanes the client resets."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from rlmesh_gym.env.autoreset.conversion import Conversion, sent
+from rlmesh_gym.env.autoreset.conversion import Conversion
 from rlmesh_gym.env.drive.resets import reset_lanes
 from rlmesh_gym.errors import Error
-from rlmesh_gym.lanes import any_true
+from rlmesh_gym.lanes import any_true, mint_episode_id
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from rlmesh_gym.codec import Leaves
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.env.drive.exchange import Exchange
+    from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["NextStepByLanes"]
+
+T = TypeVar("T")
 
 _WORTH_A_LOOK = 0.02
 """Seconds; a roll that takes less is fast enough whichever way."""
@@ -26,14 +30,30 @@ _LOOK_AGAIN = 100
 """Rolls until the way that was slower is tried again."""
 
 
+class NativeNextStep(Conversion):
+    """The endpoint resets an ended lane in the step after, whatever the action."""
+
+    def step(self, actions: Leaves, batch: Batch) -> Exchange:
+        """Step all lanes; the new episodes' ids go down with the step that begins them."""
+        endpoint = self.endpoint
+        if not any_true(endpoint.ended):
+            return (yield from super().step(actions, batch))
+        beginning = np.flatnonzero(endpoint.ended).tolist()
+        ids = endpoint.episode_ids
+        for index in beginning:
+            ids[index] = mint_episode_id()
+        reply = self.take((yield endpoint.send_step(actions, ids)), batch)
+        for row in endpoint.advance(reply, beginning=beginning):
+            endpoint.record(row, reply, row, reply.info(row))
+        endpoint.begin(beginning, episode_ids=[ids[index] for index in beginning])
+        return self.rows(reply.infos)
+
+
 class NextStepByLanes(Conversion):
     """In the step after the end, the ended lanes are reset and the others are stepped.
 
     Both requests are in flight together, unless that turns out to be the slower way; see
     :class:`RollPace`. An endpoint of one lane gets a ``Reset`` instead of the ``Step``.
-
-    Args:
-        endpoint: Its lanes can be reset and stepped one by one.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -44,7 +64,7 @@ class NextStepByLanes(Conversion):
         """Step the running lanes and reset the ended ones, whose actions are ignored."""
         endpoint = self.endpoint
         if not any_true(endpoint.ended):
-            return (yield from self.step_running(actions, batch))
+            return (yield from super().step(actions, batch))
         ended = np.flatnonzero(endpoint.ended).tolist()
         running = np.flatnonzero(~endpoint.ended).tolist()
         if not running:
@@ -55,7 +75,7 @@ class NextStepByLanes(Conversion):
         resetting = reset_lanes(endpoint, ended, batch)
         failure: Error | None = None
         if together:
-            resetting = sent(resetting)
+            resetting = _sent(resetting, next(resetting))
             stepping = endpoint.send_lane_step(running, actions)
             try:
                 infos = yield from resetting
@@ -70,11 +90,26 @@ class NextStepByLanes(Conversion):
             raise failure or error from None
         self._pace.note(time.perf_counter() - begun, together=together)
         # The lanes were stepped, whatever became of the others.
-        stepped = self.take_some(response, running, batch)
+        infos.update(self.finish_some(response, running, batch))
         if failure is not None:
             raise failure
-        infos.update(stepped)
         return sorted(infos.items())
+
+
+def _sent(
+    exchange: Generator[AnyPending, Any, T], pending: AnyPending
+) -> Generator[AnyPending, Any, T]:
+    """Return the rest of an exchange that has sent its first request."""
+    try:
+        while True:
+            try:
+                message = yield pending
+            except Exception as error:  # noqa: PERF203
+                pending = exchange.throw(error)  # The exchange decides what becomes of it.
+            else:
+                pending = exchange.send(message)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
 
 
 class RollPace:
@@ -104,10 +139,10 @@ class RollPace:
 
     def note(self, seconds: float, *, together: bool) -> None:
         """Take in what a roll took, sent that way; old ones fade."""
-        if not together:
-            self._apart = _faded(self._apart, seconds)
-        else:
+        if together:
             self._together = _faded(self._together or None, seconds)
+        else:
+            self._apart = _faded(self._apart, seconds)
 
 
 def _faded(before: float | None, now: float) -> float:

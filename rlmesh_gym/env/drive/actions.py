@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import Leaves, SpaceCodec
 
-__all__ = ["ActionReader"]
-
 
 class ActionReader:
     """Reads batches of actions for a number of lanes.

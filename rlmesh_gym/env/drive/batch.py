@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
     from rlmesh_gym.codec import Leaves, SpaceCodec
 
-__all__ = ["Batch"]
-
 
 class Batch:
     """Rows of all lanes of the vector.
@@ -78,8 +76,9 @@ class Batch:
         Raises:
             CodecError: The message does not hold that many rows of the space.
         """
-        if self._leaves is None and num_rows == self.num_envs:
-            # The only endpoint: its decoded arrays are the result, one copy in all, or none.
+        if (self._leaves is None or self._read_only) and num_rows == self.num_envs:
+            # The only endpoint: its decoded arrays are the result, one copy in all, or none. A
+            # view, as of the step before this reset, gives way, since nothing writes over it.
             decode = self._codec.view if self._read_only else self._codec.decode
             self._leaves = decode(value, num_rows)
         else:

@@ -14,8 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.codec.lane_infos import FINAL_INFO
 from rlmesh_gym.env.drive.last_observation import LastObservation
-from rlmesh_gym.env.reading.conformance import ConformanceLog
-from rlmesh_gym.env.reading.infos import hand_over_infos
+from rlmesh_gym.env.reading.infos import ConformanceLog, hand_over_infos
 from rlmesh_gym.env.reading.infos import read_infos as read_wire_infos
 from rlmesh_gym.errors import ProtocolError, ResetNeededError, UnavailableError
 from rlmesh_gym.lanes import any_true, mint_episode_id
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.episodes import EpisodeLog
     from rlmesh_gym.lanes import LaneTable
     from rlmesh_gym.rpc import AnyPending
-
-__all__ = ["Endpoint", "StepReply"]
 
 
 @dataclass(slots=True)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
 
-__all__ = ["Call", "Exchange", "Run", "is_final"]
 
 Exchange = Generator[AnyPending, Any, InfoRows]
 """One endpoint's share of an operation."""

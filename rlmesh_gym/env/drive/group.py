@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.rpc import Timeouts
 
-__all__ = ["EndpointGroup"]
+
+_HALVED = ("step", "reset", "call")
+"""Calls that AsyncVectorEnv makes in two halves, and names by the first."""
 
 
 class EndpointGroup:
@@ -138,7 +140,7 @@ class EndpointGroup:
                 "do not survive a fork; make it here, or start the process with 'spawn'"
             )
         if self.pending is not None:
-            called = f"{operation}_async" if operation in ("step", "reset") else operation
+            called = f"{operation}_async" if operation in _HALVED else operation
             raise PendingCallError(
                 f"Calling `{called}` while waiting for a pending call to `{self.pending}` to "
                 f"complete. Call {self.pending}_wait() first",

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
     from rlmesh_gym.codec import Leaves, SpaceCodec
 
-__all__ = ["LastObservation"]
-
 
 class LastObservation:
     """Kept for lanes that a partial reset leaves alone and for lanes that are lost.

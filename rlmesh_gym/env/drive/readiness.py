@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.lanes import LaneTable
 
-__all__ = ["check_observed", "check_steppable"]
-
 
 def check_steppable(
     table: LaneTable, endpoints: Sequence[Endpoint], *, rolls: bool, restarts: bool

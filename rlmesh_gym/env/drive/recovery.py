@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.exchange import Exchange
     from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["INTERRUPTED", "Recovery"]
 
 INTERRUPTED = "interrupted"
 """Info key, True for lanes whose episode was cut off by the loss of their endpoint."""

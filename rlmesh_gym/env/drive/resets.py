@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos
 
-__all__ = ["Resetting", "check_resettable", "reset_lanes", "reset_whole"]
 
 Resetting = Generator[AnyPending, Any, "dict[int, dict[str, Any]]"]
 """A reset under way; returns the infos of the lanes that it reset, by env_index."""

@@ -1,33 +1,37 @@
-"""From endpoint sources to a group of open endpoints, with everything checked on the way."""
+"""From what the user typed to a group of open endpoints, with everything checked on the way."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from operator import index
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlmesh_gym.codec import same_space
 from rlmesh_gym.env.drive.group import EndpointGroup
+from rlmesh_gym.env.open.embedded import EmbeddedServer
+from rlmesh_gym.env.open.sources import AddressSource
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.rpc import parse_address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gymnasium.vector import AutoresetMode
 
     from rlmesh_gym.env.drive.recovery import Recovery
-    from rlmesh_gym.env.open.sources import AnyEnvSession, Source
+    from rlmesh_gym.env.open.sources import AnyEnvSession, ConnectionOptions, Source
     from rlmesh_gym.rpc import Timeouts
 
-__all__ = ["connect", "step_limit"]
+
+ADDRESS_VARIABLE = "RLMESH_GYM_ADDRESS"
 
 
 def step_limit(value: int | None) -> int | None:
-    """Return ``max_episode_steps``; -1 means none, as in ``gymnasium.make``.
-
-    Raises:
-        ConfigurationError: Not a positive number.
-    """
+    """Return ``max_episode_steps``; -1 means none, as in ``gymnasium.make``."""
     if value is None or value == -1:
         return None
     if not _is_whole(value) or value < 1:
@@ -37,6 +41,93 @@ def step_limit(value: int | None) -> int | None:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def find_sources(
+    *,
+    address: str | None,
+    addresses: Sequence[str] | None = None,
+    env_id: str | None,
+    env_kwargs: Mapping[str, Any],
+    options: ConnectionOptions,
+    num_envs: int | None = None,
+    workers: int = 1,
+    autoreset_mode: AutoresetMode | None,
+    render_mode: str | None,
+) -> list[Source]:
+    """Return the endpoints meant, in the order: addresses, ``env_id``, the variable.
+
+    From ``env_kwargs`` on all is for embedded endpoints, but ``options``. An ``autoreset_mode`` of
+    None serves bare lanes, reset and stepped one by one.
+    """
+    found = _addresses(address, addresses)
+    if found is None and env_id is not None:
+        config = {
+            "env_id": env_id,
+            "autoreset_mode": None if autoreset_mode is None else autoreset_mode.value,
+            "render_mode": render_mode,
+            "env_kwargs": dict(env_kwargs),
+        }
+        options = replace(options, tls=None)
+        return [
+            EmbeddedServer({**config, "num_envs": share}, options)
+            for share in _shares(1 if num_envs is None else num_envs, workers)
+        ]
+    names = ", ".join(sorted(env_kwargs))
+    if found is None:
+        text = os.environ.get(ADDRESS_VARIABLE, "")
+        found = [part.strip() for part in text.split(",") if part.strip()]
+        if not found:
+            unknown = f" (unknown: {names})" if names else ""
+            raise ConfigurationError(
+                "no endpoint: give address= or addresses=, or env_id= for an embedded one, or set "
+                f"the environment variable {ADDRESS_VARIABLE}{unknown}"
+            )
+    if env_id is None and names:
+        raise ConfigurationError(
+            f"unknown arguments: {names}. Arguments for the environment itself go with env_id=; a "
+            "running endpoint has made its environment already"
+        )
+    for each in found:
+        if not isinstance(each, str):
+            several = "; several go to addresses=" if isinstance(each, (list, tuple)) else ""
+            raise ConfigurationError(f"an address must be text, got {each!r}{several}")
+        parse_address(each)
+    return [AddressSource(each, options) for each in found]
+
+
+def _addresses(address: str | None, addresses: Sequence[str] | None) -> Sequence[str] | None:
+    if address is not None and addresses is not None:
+        raise ConfigurationError("give either address or addresses, not both")
+    if addresses is None:
+        return None if address is None else [address]
+    if isinstance(addresses, str) or not isinstance(addresses, Iterable):
+        raise ConfigurationError(
+            f"addresses must be a sequence of addresses, got {addresses!r}; one address goes "
+            "to address"
+        )
+    found = list(addresses)
+    if not found:
+        raise ConfigurationError("addresses is empty")
+    return found
+
+
+def _shares(num_envs: int, workers: int) -> list[int]:
+    """Spread lanes over processes."""
+    try:
+        num_envs, workers = index(num_envs), index(workers)
+    except TypeError:
+        raise ConfigurationError(
+            f"num_envs and workers must be whole numbers, got {num_envs!r} and {workers!r}"
+        ) from None
+    if num_envs < 1:
+        raise ConfigurationError(f"num_envs must be 1 or more, got {num_envs}")
+    if not 1 <= workers <= num_envs:
+        raise ConfigurationError(
+            f"workers must be between 1 and num_envs={num_envs}, got {workers}"
+        )
+    share, extra = divmod(num_envs, workers)
+    return [share + (worker < extra) for worker in range(workers)]
 
 
 def connect(
@@ -53,20 +144,9 @@ def connect(
 ) -> EndpointGroup:
     """Connect to all sources and make a group of them; on a failure nothing stays open.
 
-    Args:
-        sources: At least one.
-        autoreset_mode: Mode to show; None for the endpoints' own.
-        timeouts: Of every kind of call.
-        num_envs: Lanes that the user expects; None and 1 expect nothing.
-        single: There must be one lane.
-        render_mode: What the endpoints must render; None for anything.
-        max_episode_steps: Length at which the client truncates; None for no limit.
-        recovery: What to do about lost endpoints; None raises.
-        episodes_kept: Size of the episode log.
-
-    Raises:
-        RemoteError: One of the sources cannot be reached.
-        ConfigurationError: What is there is not what was asked for.
+    ``num_envs`` lanes are expected, None and 1 expect nothing; ``single`` wants just one.
+    ``autoreset_mode`` is the mode to show, None the endpoints' own; ``recovery`` says what to do
+    about lost endpoints, None raises.
     """
     if episodes_kept is not None and (not _is_whole(episodes_kept) or episodes_kept < 0):
         raise ConfigurationError(f"episodes_kept must be 0 or more, or None, got {episodes_kept!r}")
@@ -100,11 +180,6 @@ def connect(
 
 
 def _check_alike(first: AnyEnvSession, other: AnyEnvSession) -> None:
-    """Check that two endpoints have the same spaces.
-
-    Raises:
-        ConfigurationError: They differ.
-    """
     for name in ("single_observation_space", "single_action_space"):
         expected, got = getattr(first.contract, name), getattr(other.contract, name)
         if not same_space(expected, got):

@@ -20,12 +20,15 @@ import weakref
 from collections import deque
 from typing import IO, TYPE_CHECKING, Any
 
+from rlmesh_gym.env.open.sources import Source
 from rlmesh_gym.errors import ConfigurationError, DeadlineError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["EmbeddedServer"]
+    from rlmesh_gym.env.open.sources import ConnectionOptions
+    from rlmesh_gym.rpc import EnvSession
+
 
 STARTUP_SECONDS = 120.0
 """A cold interpreter that imports a simulator on a busy machine takes its time."""
@@ -38,86 +41,58 @@ _LINGER_SECONDS = 0.02
 _KEPT_LINES = 40
 
 
-class EmbeddedServer:
-    """One child process that serves some lanes of a Gymnasium id.
+class EmbeddedServer(Source):
+    """A child process that serves some lanes of a Gymnasium id.
 
-    Args:
-        config: What the child is to serve, plain JSON data, without the address.
-
-    Raises:
-        ConfigurationError: ``config`` is no JSON.
+    ``config`` is plain JSON data, what the child is to serve, without the address.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], options: ConnectionOptions) -> None:
+        env_id = config["env_id"]
         try:
-            self._config = json.loads(json.dumps(dict(config)))
+            self._config = json.loads(json.dumps(config))
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"env_id={config.get('env_id')!r}: the environment's keyword arguments must be "
-                f"plain data (numbers, text, lists, dicts) to reach the child process: {error}"
+                f"env_id={env_id!r}: the environment's keyword arguments must be plain data "
+                f"(numbers, text, lists, dicts) to reach the child process: {error}"
             ) from error
+        self.label = f"embedded {env_id}"
+        self._options = options
         self._child: _Child | None = None
+        self._has_served = False
 
-    @property
-    def label(self) -> str:
-        """Name for messages."""
-        return f"embedded {self._config.get('env_id')}"
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the child runs."""
-        return self._child is not None and self._child.process.poll() is None
-
-    def has_ended(self, timeout: float = _EXIT_SECONDS) -> bool:
-        """Whether there is no child any more; one that is about to end gets ``timeout`` seconds."""
-        if self._child is None:
-            return True
-        try:
-            self._child.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    @property
-    def pid(self) -> int | None:
-        """The child's process id, None without a child."""
-        return None if self._child is None else self._child.process.pid
-
-    def launch(self) -> None:
-        """Start the child and do not wait for it; nothing happens if it runs already.
-
-        Raises:
-            UnavailableError: The system starts no process.
-        """
-        if self.is_alive:
+    def prepare(self) -> None:
+        """Start the child and do not wait for it; nothing happens if it runs already."""
+        if self._child is not None and self._child.process.poll() is None:
             return
-        self.stop(0.0)
+        self.close(0.0)
         try:
-            self._child = _Child(self._config)
+            self._child = _Child(self._config, self)
         except OSError as error:
             raise UnavailableError(
                 f"no child process can be started: {error}", endpoint=self.label, operation="start"
             ) from error
 
-    def address(self) -> str:
-        """Return the child's address, once it serves.
+    def open(self) -> EnvSession:
+        """Connect to the child; a dead one is started anew."""
+        try:
+            return self._connect()
+        except UnavailableError:
+            # A killed process may answer no more and still count as alive for a moment.
+            if not self._has_served or (self._child is not None and not self._child.has_ended()):
+                raise
+        return self._connect()
 
-        Raises:
-            ConfigurationError: The child cannot serve this environment; its own message.
-            UnavailableError: It died.
-            DeadlineError: It does not come up.
-        """
-        self.launch()
+    def _connect(self) -> EnvSession:
+        self.prepare()
         if self._child is None:
             raise UnavailableError("the embedded server is closed", endpoint=self.label)
-        return self._child.address(self.label)
+        address = self._child.address(self.label)
+        session = self._options.connect(address, link=self._child.link)
+        self._has_served = True
+        return session
 
-    @property
-    def link(self) -> str | None:
-        """Path of the socket for this process's sessions; None without one, or without a child."""
-        return None if self._child is None else self._child.link
-
-    def stop(self, timeout: float | None = _EXIT_SECONDS) -> None:
+    def close(self, timeout: float | None = _EXIT_SECONDS) -> None:
         """End the child, killing it after ``timeout`` seconds; may be called again.
 
         ``None`` lets it close its environments for as long as that takes.
@@ -125,35 +100,39 @@ class EmbeddedServer:
         child, self._child = self._child, None
         # At the interpreter's end the finalizer comes first, and old Gymnasium's __del__ after it.
         if child is not None and child.finalizer.detach() is not None:
-            _end(child.process, child.directory, child.threads, child.parent, timeout)
+            child.end(timeout)
 
 
 class _Child:
-    """The running process and what belongs to it."""
+    """The running process and what belongs to it; all of it ends with its owner."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, config: Mapping[str, Any], owner: EmbeddedServer) -> None:
         if not sys.executable:
             raise ConfigurationError("env_id: this interpreter cannot start a child process")
-        self.parent = os.getpid()
-        self.directory = tempfile.mkdtemp(prefix="rlmesh_gym-")  # mode 0700
-        self.process: subprocess.Popen[bytes]
-        self.threads: tuple[threading.Thread, ...] = ()
-        try:
-            self._start(config)
-        except BaseException:  # Of an interrupt too: nobody else knows of the process yet.
-            self._give_up()
-            raise
-
-    def _start(self, config: Mapping[str, Any]) -> None:
-        path = os.path.join(self.directory, "env.sock")
+        self._parent = os.getpid()
+        self._address: str | None = None
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._readers: dict[threading.Thread, IO[bytes] | None] = {}
+        self._directory = tempfile.mkdtemp(prefix="rlmesh_gym-")  # mode 0700
+        path = os.path.join(self._directory, "env.sock")
         use_socket = os.name == "posix" and len(os.fsencode(path)) <= _MAX_SOCKET_PATH
         address = f"unix://{path}" if use_socket else "127.0.0.1:0"
-        self.link = os.path.join(self.directory, "link") if use_socket else None
+        self.link = os.path.join(self._directory, "link") if use_socket else None
+        try:
+            self._start({**config, "address": address, "link": self.link}, owner)
+        except BaseException:  # Of an interrupt too: nobody else knows of the process yet.
+            self.end(0.0)
+            raise
+
+    def _start(self, config: Mapping[str, Any], owner: EmbeddedServer) -> None:
         environment = dict(os.environ)
         # The child finds what the parent finds, such as a package beside the script.
         places = [entry or os.getcwd() for entry in sys.path]
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
-        self.process = subprocess.Popen(
+        self.process = process = subprocess.Popen(
             [sys.executable, "-m", "rlmesh_gym.server.env.embedded"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -162,42 +141,27 @@ class _Child:
             # Ctrl-C is for the parent; the child ends with its stdin.
             start_new_session=os.name == "posix",
         )
-        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._address: str | None = None
-        self.threads = (
-            threading.Thread(
-                target=_answers, args=(self.process.stdout, self._answers), daemon=True
-            ),
-            threading.Thread(target=_echo, args=(self.process.stderr, self.lines), daemon=True),
-        )
-        for thread in self.threads:
-            thread.start()
-        self.finalizer = weakref.finalize(
-            self, _abandon, self.process, self.directory, self.threads, self.parent
-        )
-        stdin = self.process.stdin
-        if stdin is not None:
+        work = (_answers, process.stdout, self._answers), (_echo, process.stderr, self._lines)
+        self._readers = {
+            threading.Thread(target=read, args=(pipe, place), daemon=True): pipe
+            for read, pipe, place in work
+        }
+        for reader in self._readers:
+            reader.start()
+        self.finalizer = weakref.finalize(owner, self._abandon)
+        if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # Its death shows when it is asked.
-                stdin.write(
-                    json.dumps({**config, "address": address, "link": self.link}).encode() + b"\n"
-                )
-                stdin.flush()
+                process.stdin.write(json.dumps(config).encode() + b"\n")
+                process.stdin.flush()
 
-    def _give_up(self) -> None:
-        process = self.__dict__.get("process")
-        if process is not None:
-            process.kill()
-            process.wait()
-            for thread in self.threads:
-                if thread.ident is not None:
-                    thread.join(_EXIT_SECONDS)
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                with contextlib.suppress(OSError):  # What was never flushed.
-                    pipe.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+    def has_ended(self) -> bool:
+        """Whether it has; one that is about to end gets a moment."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_EXIT_SECONDS)
+        return self.process.returncode is not None
 
     def address(self, label: str) -> str:
+        """Return the address, once it serves."""
         if self._address is not None:
             return self._address
         try:
@@ -227,16 +191,50 @@ class _Child:
                     "module as in 'module:Name-v0'"
                 )
             return ConfigurationError(f"{label}: the child process cannot serve it: {error}{hint}")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_EXIT_SECONDS)
-        self.threads[1].join(_EXIT_SECONDS)
-        tail = "".join(self.lines).strip() or "it wrote nothing"
+        self.has_ended()
+        self._join()
+        tail = "".join(self._lines).strip() or "it wrote nothing"
         return UnavailableError(
             f"the child process ended (exit status {self.process.returncode}) before it served: "
             f"{tail}",
             endpoint=label,
             operation="start",
         )
+
+    def _abandon(self) -> None:
+        if os.getpid() == self._parent:
+            # The session has just been dropped; a child that notices ends it without a complaint
+            # that gRPC would log here.
+            time.sleep(_LINGER_SECONDS)
+            self.end(_EXIT_SECONDS)
+
+    def end(self, timeout: float | None) -> None:
+        """End the process, killing it after ``timeout`` seconds, and clean up."""
+        if os.getpid() != self._parent:
+            return  # A forked copy of the object; the process is not ours.
+        process = self.__dict__.get("process")
+        if process is not None:
+            with contextlib.suppress(OSError, ValueError):  # Gone, or closed before.
+                # The end of stdin would not show while a fork of this process has a copy.
+                process.stdin.write(b"\n")
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self._join()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + _EXIT_SECONDS
+        for thread, pipe in self._readers.items():
+            # Each closes its pipe. A grandchild may hold one open; then its thread reads on.
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            elif pipe is not None:
+                pipe.close()
 
 
 def _answers(pipe: IO[bytes], answers: queue.SimpleQueue[bytes]) -> None:
@@ -255,42 +253,3 @@ def _echo(pipe: IO[bytes], lines: deque[str]) -> None:
             lines.append(text)
             with contextlib.suppress(AttributeError, OSError, ValueError):  # No stderr, or closed.
                 sys.stderr.write(text)
-
-
-def _abandon(
-    process: subprocess.Popen[bytes],
-    directory: str,
-    threads: tuple[threading.Thread, ...],
-    parent: int,
-) -> None:
-    if os.getpid() == parent:
-        # The session has just been dropped; a child that notices ends it without a complaint
-        # that gRPC would log here.
-        time.sleep(_LINGER_SECONDS)
-        _end(process, directory, threads, parent, _EXIT_SECONDS)
-
-
-def _end(
-    process: subprocess.Popen[bytes],
-    directory: str,
-    threads: tuple[threading.Thread, ...],
-    parent: int,
-    timeout: float | None,
-) -> None:
-    if os.getpid() != parent:
-        return  # A forked copy of the object; the process is not ours.
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.write(b"\n")  # It does not end while a fork of this process has a copy.
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    deadline = time.monotonic() + _EXIT_SECONDS
-    for thread in threads:
-        # Each closes its pipe. A grandchild may hold one open; then its thread reads on.
-        thread.join(max(0.0, deadline - time.monotonic()))
-    shutil.rmtree(directory, ignore_errors=True)

@@ -11,22 +11,11 @@ if TYPE_CHECKING:
 
     from gymnasium.vector import VectorEnv
 
-__all__ = ["lane_attribute", "refuse_attribute"]
-
 
 def lane_attribute(
     envs: VectorEnv[Any, Any, Any], name: str, addresses: Sequence[str]
 ) -> tuple[Any, ...]:
-    """Return an attribute of every sub-environment.
-
-    Args:
-        envs: The vector.
-        name: See ``RemoteVectorEnv.call``.
-        addresses: Where the sub-environments live.
-
-    Raises:
-        UnsupportedCallError: The contract does not hold it.
-    """
+    """Return an attribute of every sub-environment; see ``RemoteVectorEnv.call``."""
     if name == "np_random_seed":
         return envs.np_random_seed  # type: ignore[return-value]
     if name == "metadata":
@@ -48,12 +37,7 @@ def lane_attribute(
 
 
 def refuse_attribute(name: str, values: Any, num_envs: int, addresses: Sequence[str]) -> None:
-    """Refuse to set an attribute, after the check that Gymnasium makes first.
-
-    Raises:
-        ConfigurationError: ``values`` is a list or tuple of another length than there are lanes.
-        UnsupportedCallError: Always otherwise.
-    """
+    """Refuse to set an attribute, after the check that Gymnasium makes first."""
     if isinstance(values, (list, tuple)) and len(values) != num_envs:
         raise ConfigurationError(
             "Values must be a list or tuple with length equal to the number of environments. "

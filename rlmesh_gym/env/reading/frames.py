@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.env.drive.endpoint import Endpoint
 
-__all__ = ["FrameReader"]
 
 _WINDOW = 16
 """Requests in flight: enough to hide the way, far from what makes servers drop a connection."""
@@ -30,10 +29,7 @@ class FrameReader:
     def fetch(self, endpoint: Endpoint, timeout: float | None) -> list[NDArray[np.uint8] | None]:
         """Return one frame per lane of an endpoint.
 
-        A lane that the endpoint cannot render gives None, with one Python warning per endpoint.
-
-        Raises:
-            RemoteError: The endpoint failed for good.
+        A lane that it cannot render gives None, with one Python warning per endpoint.
         """
         frames: list[NDArray[np.uint8] | None] = []
         refused: dict[int, EnvError] = {}
@@ -51,22 +47,15 @@ class FrameReader:
         if refused and endpoint.address not in self._warned:
             self._warned.add(endpoint.address)
             reason = next(iter(refused.values()))
-            warnings.warn(
-                f"render: {endpoint.address} cannot render lanes {list(refused)}, their frames are "
-                f"None: {reason}",
-                UserWarning,
-                stacklevel=3,
-            )
+            lanes = f"{endpoint.address} cannot render lanes {list(refused)}"
+            message = f"render: {lanes}, their frames are None: {reason}"
+            warnings.warn(message, UserWarning, stacklevel=3)
         return frames
 
     def fetch_lane(
         self, endpoint: Endpoint, index: int, timeout: float | None
     ) -> NDArray[np.uint8] | None:
-        """Return the frame of one lane of an endpoint; None where it cannot be rendered.
-
-        Raises:
-            RemoteError: The endpoint failed.
-        """
+        """Return the frame of one lane of an endpoint; None where there is none."""
         return _decode(endpoint.session.render([index]).result(timeout), endpoint)
 
 

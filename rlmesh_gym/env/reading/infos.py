@@ -1,17 +1,24 @@
 """Infos as endpoints send them, in two shapes, read lane by lane or as a whole.
 
-Lane endpoints send one dict per answered lane, vector endpoints Gymnasium's batched dict.
+Lane endpoints send one dict per answered lane, vector endpoints Gymnasium's batched dict. Either
+may hold a server's notes about values outside their range, which become Python warnings.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from rlmesh_gym.codec import decode_meta_map, join_infos, lane_info
-from rlmesh_gym.codec.final_observations import decode_final_obs
-from rlmesh_gym.codec.lane_infos import FINAL_INFO, FINAL_OBS, plain_scalar
+from rlmesh_gym.codec.lane_infos import (
+    CONFORMANCE_KEY,
+    FINAL_INFO,
+    FINAL_OBS,
+    decode_final_obs,
+    plain_scalar,
+)
 from rlmesh_gym.codec.vector_infos import number_array, vector_form
 
 if TYPE_CHECKING:
@@ -19,25 +26,44 @@ if TYPE_CHECKING:
 
     from rlmesh_gym._proto.spaces.v1 import meta_pb2
     from rlmesh_gym.codec import SpaceCodec
-    from rlmesh_gym.env.reading.conformance import ConformanceLog
 
-__all__ = [
-    "BatchedInfos",
-    "InfoRows",
-    "LaneInfos",
-    "hand_over_infos",
-    "lane_rows",
-    "read_infos",
-    "vector_infos",
-]
+
+class ConformanceWarning(UserWarning):
+    """An observation or action left the range that its space declares."""
+
+
+class ConformanceLog:
+    """Turns a server's conformance notes into Python warnings, once per kind and path."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._seen: set[tuple[str, str]] = set()
+
+    def take_from(self, info: dict[str, Any]) -> None:
+        """Remove the reserved key from ``info`` and warn about what it says."""
+        info.pop(f"_{CONFORMANCE_KEY}", None)
+        self._warn(info.pop(CONFORMANCE_KEY, None))
+
+    def _warn(self, note: Any) -> None:
+        if note is None:
+            return
+        if isinstance(note, list):  # Several, or one list per lane as a batched dict holds them.
+            for item in note:
+                self._warn(item)
+            return
+        fields = note if isinstance(note, dict) else {"detail": note}
+        kind, path = str(fields.get("kind", "value")), str(fields.get("path", "$"))
+        if (kind, path) not in self._seen:
+            self._seen.add((kind, path))
+            detail = fields.get("detail", "out of its range")
+            message = f"{self._endpoint}: {kind} at {path}: {detail}"
+            warnings.warn(message, ConformanceWarning, stacklevel=2)
 
 
 class LaneInfos:
-    """One dict per row.
+    """One decoded dict per row, owned.
 
-    Args:
-        rows: Decoded dicts, owned by this object.
-        typed: Arrays came as arrays, so that a list is a list of the environment's own.
+    ``typed``: arrays came as arrays, so that a list is a list of the environment's own.
     """
 
     def __init__(self, rows: list[dict[str, Any]], *, typed: bool = False) -> None:
@@ -50,13 +76,7 @@ class LaneInfos:
 
 
 class BatchedInfos:
-    """Gymnasium's batched dict, decoded: ``num_rows`` values per key beside a mask.
-
-    Args:
-        infos: The dict, owned by this object.
-        num_rows: How many rows the reply has.
-        typed: As for :class:`LaneInfos`.
-    """
+    """Gymnasium's batched dict, decoded and owned: ``num_rows`` values per key beside a mask."""
 
     def __init__(self, infos: dict[str, Any], num_rows: int, *, typed: bool = False) -> None:
         self._infos = infos
@@ -92,11 +112,11 @@ def read_infos(
     observation_codec: SpaceCodec | None = None,
     typed: bool = False,
 ) -> LaneInfos | BatchedInfos:
-    """Read the infos of one reply.
+    """Read the infos of one reply of ``num_rows`` rows.
 
     Args:
         message: As it came.
-        num_rows: How many rows the reply has.
+        num_rows: Of the reply.
         per_lane: The endpoint is one of lanes; else one of a vector env.
         conformance: Takes the reserved key.
         observation_codec: Given where ``final_obs`` holds terminal observations (SAME_STEP).
@@ -133,9 +153,7 @@ def hand_over_infos(
     return BatchedInfos(infos, num_rows, typed=True)
 
 
-def lane_rows(
-    parts: Sequence[tuple[LaneSpan, InfoRows]],
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def lane_rows(parts: Sequence[tuple[LaneSpan, InfoRows]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Return ``(lane, info)`` of all endpoints, in lane order."""
     for endpoint, infos in parts:
         if isinstance(infos, BatchedInfos):

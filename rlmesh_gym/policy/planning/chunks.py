@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["ActionChunkReplay", "Lanes", "Leaves", "lane_indices", "stack_frames"]
 
 Leaves: TypeAlias = "Sequence[NDArray[Any]]"
 """A batch of actions: one array per fundamental space, rows first."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.policy.planning.chunks import Lanes, Leaves
 
-__all__ = ["EXPONENTIAL_DECAY", "EnsembleReplay", "EnsembleRule", "check_rule", "make_replay"]
 
 EXPONENTIAL_DECAY = 0.01
 """The ``m`` of ACT's weights ``exp(-m * i)``, where ``i`` is 0 for the oldest prediction."""

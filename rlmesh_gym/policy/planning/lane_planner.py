@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.policy.planning.schedule import PlanSchedule
     from rlmesh_gym.policy.stats import PolicyStats
 
-__all__ = ["LanePlanner"]
 
 _LOGGER = logging.getLogger(__name__)
 

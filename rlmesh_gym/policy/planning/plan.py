@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.policy.stats import PolicyStats
     from rlmesh_gym.rpc import AnyPending
 
-__all__ = ["AnswerReader", "Plan"]
-
 
 class AnswerReader:
     """Turns predict answers into checked action chunks.

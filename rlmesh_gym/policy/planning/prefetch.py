@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.policy.planning.plan import Plan
 
-__all__ = ["DelayEstimate", "PrefetchedPlans"]
-
 
 class DelayEstimate:
     """How many env steps a model's answer takes, judged by the last few of both.

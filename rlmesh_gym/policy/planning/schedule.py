@@ -12,8 +12,6 @@ from rlmesh_gym.model import MAX_EXECUTION_HORIZON
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PlanSchedule"]
-
 
 class PlanSchedule:
     """The rules of planning, on arrays with an element per lane.

@@ -1,4 +1,4 @@
-"""gRPC channels as this package needs them: options, credentials, the token's metadata."""
+"""gRPC channels as this package needs them: options and credentials."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc.address import Address
     from rlmesh_gym.rpc.config import TLSConfig
 
-__all__ = ["ChannelOptions", "Metadata", "channel_options", "open_channel", "token_metadata"]
 
 ChannelOptions = list[tuple[str, "int | str"]]
-Metadata = tuple[tuple[str, str], ...]
 
 # gRPC's flow-control windows start at 64 KiB and grow by probing; image batches want them wide.
 _WINDOW_BYTES = 16 * 1024 * 1024
@@ -28,8 +26,8 @@ MESSAGE_OPTIONS: ChannelOptions = [
 ]
 
 
-def channel_options(address: Address, tls: TLSConfig | None = None) -> ChannelOptions:
-    """Return the options of a channel to ``address``."""
+def open_channel(address: Address, tls: TLSConfig | None = None) -> grpc.Channel:
+    """Return a channel. Nothing is sent until the first call on it."""
     options: ChannelOptions = [
         *MESSAGE_OPTIONS,
         # Channels with equal options share one connection by default: then one peer's GOAWAY, or
@@ -48,24 +46,13 @@ def channel_options(address: Address, tls: TLSConfig | None = None) -> ChannelOp
     if address.kind == "unix":
         # By default the escaped path is the authority, which other HTTP/2 stacks refuse.
         options.append(("grpc.default_authority", "localhost"))
-    if tls is not None and tls.server_name is not None:
-        options.append(("grpc.ssl_target_name_override", tls.server_name))
-    return options
-
-
-def open_channel(address: Address, tls: TLSConfig | None = None) -> grpc.Channel:
-    """Return a channel. Nothing is sent until the first call on it."""
-    options = channel_options(address, tls)
     if tls is None:
         return grpc.insecure_channel(address.target, options=options)
+    if tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
     credentials = grpc.ssl_channel_credentials(
         root_certificates=tls.read("root_certificates"),
         private_key=tls.read("private_key"),
         certificate_chain=tls.read("certificate_chain"),
     )
     return grpc.secure_channel(address.target, credentials, options=options)
-
-
-def token_metadata(token: str | None) -> Metadata:
-    """Return the call metadata that carries ``token``, raw, as the wire has it."""
-    return () if token is None else (("authorization", token),)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
 import time
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -20,22 +18,29 @@ from rlmesh_gym.errors import (
     ForkedError,
     UnavailableError,
 )
-from rlmesh_gym.rpc.address import Address, parse_address
-from rlmesh_gym.rpc.client.channel import open_channel, token_metadata
-from rlmesh_gym.rpc.client.diagnosis import is_not_grpc, late_handshake, unreachable, wrong_service
+from rlmesh_gym.rpc.address import parse_address
+from rlmesh_gym.rpc.client.channel import open_channel
 from rlmesh_gym.rpc.client.stream import JoinStream
 from rlmesh_gym.rpc.config import Timeouts, TLSConfig, resolve_token
 from rlmesh_gym.rpc.handshake import check_handshake, handshake_request
-from rlmesh_gym.rpc.status import error_from_status
+from rlmesh_gym.rpc.services import ENV, MODEL
+from rlmesh_gym.rpc.status import (
+    error_from_status,
+    is_not_grpc,
+    late_handshake,
+    unreachable,
+    wrong_service,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rlmesh_gym.rpc.client.channel import Metadata
-    from rlmesh_gym.rpc.client.pending import JoinMethod, Pending
+    from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
+    from rlmesh_gym.rpc.services import Service
 
-__all__ = ["Connection", "Service"]
+    Farewell = Callable[[JoinStream, float | None], Pending[Any] | None]
+
 
 _logger = logging.getLogger(__name__)
 _BUSY_GRACE_SECONDS = 0.5
@@ -55,25 +60,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """One of the two services, as a client calls it.
-
-    Attributes:
-        kind: ``"env"`` or ``"model"``.
-        package: Full name of the service.
-        other_package: Full name of the other service.
-        messages: Module with the service's unary messages.
-        join: Its Join method.
-    """
-
-    kind: str
-    package: str
-    other_package: str
-    messages: Any
-    join: JoinMethod
-
-
 class Connection:
     """A channel to one endpoint, with at most one Join stream at a time.
 
@@ -91,62 +77,38 @@ class Connection:
         timeouts: TimeoutsLike,
         link: str | None = None,
     ) -> None:
-        self.address: Address = parse_address(address)
-        self.endpoint: str = self.address.display
-        self.timeouts: Timeouts = Timeouts.from_value(timeouts)
+        self.address = parse_address(address)
+        self.endpoint = self.address.display
+        self.timeouts = Timeouts.from_value(timeouts)
         self.stream: JoinStream | None = None
         self.lock: threading.RLock = threading.RLock()
         self._service = service
         self._tls = TLSConfig.from_value(tls)
         token = resolve_token(token)
-        self._metadata = token_metadata(token)
-        self.join_metadata: Metadata = ()
+        # Raw, as the wire has it.
+        self._metadata = () if token is None else (("authorization", token),)
+        self.join_metadata: tuple[tuple[str, str], ...] = ()
         self._link = None if link is None else (link, token)
         self._pid = os.getpid()
-        self._is_closed = False
-        self._request_ids = itertools.count(1)
+        self.is_closed = False
         self._channel = open_channel(self.address, self._tls)
         _live.add(self)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._is_closed
-
     def check(self, operation: str) -> None:
-        """Raise unless the connection may be used here and now.
-
-        Raises:
-            ForkedError: In a forked child of the process that connected.
-            ClosedError: After ``close``.
-        """
+        """Raise unless the connection may be used here and now."""
         if os.getpid() != self._pid:
             raise ForkedError(
                 f"{operation}: the connection to {self.endpoint} was opened by process {self._pid} "
                 f"and does not survive fork; connect anew in this process (or use spawn)"
             )
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError(f"{self.endpoint}: {operation}: the session is closed")
 
-    def next_request_id(self) -> str:
-        """Return an id that no other request of this connection has."""
-        return f"{self._service.kind}-{next(self._request_ids)}"
-
     def handshake(self, component: str, capabilities: Iterable[str] = ()) -> Any:
-        """Shake hands and return the service's own HandshakeResponse.
-
-        Raises:
-            UnavailableError: Nothing listens there, or something that is no gRPC server.
-            DeadlineError: No answer within ``timeouts.connect``.
-            ForkedError: The same in a forked process, where gRPC may not work.
-            AuthenticationError: The token was refused.
-            ProtocolError: Another kind of endpoint, another protocol, no common edition.
-        """
+        """Shake hands and return the service's own HandshakeResponse."""
         self.check("handshake")
-        messages = self._service.messages
-        request = messages.HandshakeRequest(base=handshake_request(component, capabilities))
         try:
-            response = self._unary("Handshake", request, self.timeouts.connect)
+            response = self._shake_hands(self._service, component, capabilities)
         except grpc.RpcError as error:
             raise self._handshake_error(error) from error
         check_handshake(response.base, self.endpoint)
@@ -155,11 +117,10 @@ class Connection:
     def shutdown(self, reason: str) -> tuple[bool, str]:
         """Ask the server to stop; return whether it will, and what it says."""
         self.check("shutdown")
-        messages = self._service.messages
-        request = messages.ShutdownRequest()
+        request = self._service.messages.ShutdownRequest()
         request.base.reason = reason
         try:
-            response = self._unary("Shutdown", request, self.timeouts.connect)
+            response = self._unary(self._service, "Shutdown", request)
         except grpc.RpcError as error:
             raise self._error(error, "shutdown") from error
         return response.base.accepted, response.base.message
@@ -176,33 +137,27 @@ class Connection:
                     self._channel = open_channel(self.address, self._tls)
             self.stream = JoinStream(
                 self._channel,
-                self._service.join,
+                self._service,
                 endpoint=self.endpoint,
                 metadata=(*self._metadata, *self.join_metadata),
                 link=self._link,
             )
             return self.stream
 
-    def close(
-        self,
-        farewell: Callable[[JoinStream, float | None], Pending[Any] | None],
-        *,
-        waits_for_work: bool,
-    ) -> None:
+    def close(self, farewell: Farewell, *, waits_for_work: bool) -> None:
         """Close, bounded by ``timeouts.close``; never raises, and may be called again.
 
-        Args:
-            farewell: Sends last requests, given the seconds that it may take; what it returns is
-                waited for before the stream ends.
-            waits_for_work: Wait out what is at work, unless somebody has waited for it in vain.
+        ``farewell`` sends last requests, given the seconds that it may take; what it returns is
+        waited for before the stream ends. ``waits_for_work`` waits out what is at work, unless
+        somebody has waited for it in vain.
         """
         if os.getpid() != self._pid:  # Before the lock, which another thread may hold for ever.
-            self._is_closed = True
+            self.is_closed = True
             return
         with self.lock:
-            if self._is_closed:
+            if self.is_closed:
                 return
-            self._is_closed = True
+            self.is_closed = True
         try:
             if self.stream is not None and self.stream.is_open:
                 self._part(self.stream, farewell, waits_for_work=waits_for_work)
@@ -211,7 +166,7 @@ class Connection:
 
     def abandon(self) -> None:
         """Drop everything without a word to the peer; safe in finalizers and forked children."""
-        self._is_closed = True
+        self.is_closed = True
         if os.getpid() != self._pid:
             return
         if self.stream is not None:
@@ -219,13 +174,7 @@ class Connection:
         self._channel.close()
         _live.discard(self)
 
-    def _part(
-        self,
-        stream: JoinStream,
-        farewell: Callable[[JoinStream, float | None], Pending[Any] | None],
-        *,
-        waits_for_work: bool,
-    ) -> None:
+    def _part(self, stream: JoinStream, farewell: Farewell, *, waits_for_work: bool) -> None:
         limit = self.timeouts.close
         if stream.is_overdue or (stream.outstanding and not waits_for_work):
             # The peer would answer only after what is at work, and a process that was interrupted
@@ -243,15 +192,14 @@ class Connection:
             return
         stream.wait_ended(_left(deadline))
 
-    def _unary(self, name: str, request: Any, timeout: float | None, package: str = "") -> Any:
-        messages = self._service.messages
+    def _unary(self, service: Service, name: str, request: Any) -> Any:
         call = self._channel.unary_unary(
-            f"/{package or self._service.package}/{name}",
+            f"/{service.name}/{name}",
             request_serializer=type(request).SerializeToString,
-            response_deserializer=getattr(messages, f"{name}Response").FromString,
+            response_deserializer=getattr(service.messages, f"{name}Response").FromString,
         )
         try:
-            return call(request, timeout=timeout, metadata=self._metadata)
+            return call(request, timeout=self.timeouts.connect, metadata=self._metadata)
         except ValueError as error:  # How gRPC says that another thread has closed the channel.
             raise ClosedError(f"{self.endpoint}: {name}: the session was closed") from error
 
@@ -284,16 +232,18 @@ class Connection:
         return self._error(error, "handshake")
 
     def _serves_other_kind(self) -> bool:
-        # Both services shake hands with the same bytes, so this one's messages will do.
-        messages = self._service.messages
-        request = messages.HandshakeRequest(base=handshake_request(self._service.kind))
+        other = MODEL if self._service.kind == "env" else ENV
         try:
-            self._unary(
-                "Handshake", request, self.timeouts.connect, package=self._service.other_package
-            )
+            self._shake_hands(other, self._service.kind)
         except grpc.RpcError as error:
             return isinstance(self._error(error, "handshake"), AuthenticationError)
         return True
+
+    def _shake_hands(
+        self, service: Service, component: str, capabilities: Iterable[str] = ()
+    ) -> Any:
+        base = handshake_request(component, capabilities)
+        return self._unary(service, "Handshake", service.messages.HandshakeRequest(base=base))
 
 
 def _left(deadline: float | None) -> float | None:

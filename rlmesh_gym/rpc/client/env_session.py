@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2, service_pb2
-from rlmesh_gym.codec import EnvContract, decode_contract, encode_meta_map
-from rlmesh_gym.errors import (
-    CodecError,
-    EnvError,
-    Error,
-    ProtocolError,
-    ResetNeededError,
-    SessionRefusedError,
-)
-from rlmesh_gym.rpc.client.connection import Connection, Service
-from rlmesh_gym.rpc.client.pending import JoinMethod, Pending
+from rlmesh_gym.codec import decode_contract, encode_meta_map
+from rlmesh_gym.errors import CodecError, ProtocolError, ResetNeededError, SessionRefusedError
+from rlmesh_gym.rpc.client.connection import Connection
 from rlmesh_gym.rpc.client.session import Session
 from rlmesh_gym.rpc.handshake import (
     ARRAYS,
@@ -28,53 +20,20 @@ from rlmesh_gym.rpc.handshake import (
     SUBSET_STEP,
 )
 from rlmesh_gym.rpc.large_answers import parse_answer
+from rlmesh_gym.rpc.services import ENV
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.client.stream import JoinStream
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
 
-__all__ = ["EnvSession"]
 
-_CODE_PREFIX = "ENV_ERROR_CODE_"
 _RETRY_SECONDS = 0.02
 _MAX_RETRY_SECONDS = 0.5
-
-
-def _in_band_error(error: interaction_pb2.EnvError, pending: Pending[Any]) -> EnvError:
-    try:
-        code = interaction_pb2.EnvErrorCode.Name(error.code).removeprefix(_CODE_PREFIX)
-    except ValueError:  # A code of a later edition.
-        code = f"UNKNOWN_{error.code}"
-    lanes = f" (env_indices {list(pending.lanes)})" if pending.lanes else ""
-    return EnvError(
-        f"{pending.operation}{lanes}: the environment answered {code}: {error.message}",
-        endpoint=pending.endpoint,
-        operation=pending.operation,
-        code=code,
-        is_recoverable=error.is_recoverable,
-        debug_info=error.debug_info,
-        lanes=pending.lanes,
-        interrupted_episodes=[episode.episode_id for episode in error.interrupted_episodes],
-    )
-
-
-_SERVICE = Service(
-    kind="env",
-    package="rlmesh.env.v1.EnvService",
-    other_package="rlmesh.model.v1.ModelService",
-    messages=service_pb2,
-    join=JoinMethod(
-        path="/rlmesh.env.v1.EnvService/Join",
-        kind="env",
-        parse=interaction_pb2.JoinResponse.FromString,
-        error=_in_band_error,
-    ),
-)
-_RAW_SERVICE = replace(_SERVICE, join=replace(_SERVICE.join, parse=parse_answer))
+_RAW_ENV = replace(ENV, parse=parse_answer)
 
 
 class EnvSession(Session):
@@ -87,39 +46,26 @@ class EnvSession(Session):
     stream.
 
     Attributes:
-        endpoint: The address, for messages.
         contract: What the endpoint serves.
         contract_message: The same as it came.
-        capabilities: What the endpoint says that it can.
-        peer: What the endpoint says about itself.
-        timeouts: For the session's user to wait by.
     """
 
     component = "env-client"
     client_capabilities: ClassVar[tuple[str, ...]] = (ARRAYS, SPACES)
 
-    contract: EnvContract
-    contract_message: env_contract_pb2.EnvContract
-
     def __init__(self, connection: Connection, response: service_pb2.HandshakeResponse) -> None:
-        if not response.HasField("env_contract"):
-            raise ProtocolError(
-                "the handshake came without a contract; the endpoint breaks the protocol",
-                endpoint=connection.endpoint,
-                operation="handshake",
-            )
-        super().__init__(connection, response.base)
+        super().__init__(connection, response)
         self.contract_message = response.env_contract
         if self.has_arrays:
             connection.join_metadata = ((CLIENT_CAPABILITIES_KEY, ARRAYS),)
+        if not response.HasField("env_contract"):
+            text = "the handshake came without a contract; the endpoint breaks the protocol"
+            raise ProtocolError(text, endpoint=self.endpoint, operation="handshake")
         try:
             self.contract = decode_contract(response.env_contract)
         except CodecError as error:
-            raise ProtocolError(
-                f"the contract cannot be read: {error}",
-                endpoint=connection.endpoint,
-                operation="handshake",
-            ) from error
+            text = f"the contract cannot be read: {error}"
+            raise ProtocolError(text, endpoint=self.endpoint, operation="handshake") from error
 
     @classmethod
     def open(
@@ -149,42 +95,31 @@ class EnvSession(Session):
             UnavailableError: Nothing listens there, or no gRPC server does.
             DeadlineError: No answer in time.
             AuthenticationError: The token was refused.
-            ProtocolError: A model endpoint, another protocol, or a contract that cannot be read.
+            ProtocolError: The other kind of endpoint, another protocol, or an unreadable contract.
         """
-        service = _RAW_SERVICE if raw_observations else _SERVICE
-        connection = Connection(
-            service, address, token=token, tls=tls, timeouts=timeouts, link=link
+        service = _RAW_ENV if raw_observations else ENV
+        return cls._over(
+            Connection(service, address, token=token, tls=tls, timeouts=timeouts, link=link)
         )
-        try:
-            return cls(connection, connection.handshake(cls.component, cls.client_capabilities))
-        except BaseException:
-            connection.abandon()
-            raise
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else "open"
         return f"<{type(self).__name__} {self.contract.env_id} at {self.endpoint}, {state}>"
 
     @property
-    def is_broken(self) -> bool:
-        """Whether the stream has ended, so that a whole ``reset`` is due."""
-        stream = self._connection.stream
-        return stream is not None and not stream.is_open
-
-    @property
     def has_arrays(self) -> bool:
         """Whether infos and reset options hold arrays as arrays."""
-        return self.capabilities.get(ARRAYS) == "true"
+        return self.can(ARRAYS)
 
     @property
     def has_lane_operations(self) -> bool:
         """Whether ``step`` and ``reset`` may name lanes."""
-        return self.capabilities.get(SUBSET_STEP) == "true"
+        return self.can(SUBSET_STEP)
 
     @property
     def has_partial_reset(self) -> bool:
         """Whether ``reset`` may name lanes."""
-        return self.has_lane_operations or self.capabilities.get(PARTIAL_RESET) == "true"
+        return self.has_lane_operations or self.can(PARTIAL_RESET)
 
     def reset(
         self,
@@ -214,7 +149,7 @@ class EnvSession(Session):
         reset.episode_ids.extend(episode_ids)
         if options is not None:
             reset.options.CopyFrom(encode_meta_map(options, "$.options", typed=self.has_arrays))
-        return self._send(request, "reset", env_indices, may_reopen=not len(env_indices))
+        return self._send(request, "reset", self.timeouts.reset, lanes=tuple(env_indices))
 
     def step(
         self,
@@ -241,7 +176,7 @@ class EnvSession(Session):
             step.env_indices.extend(env_indices)
         if len(episode_ids):
             step.episode_ids.extend(episode_ids)
-        return self._send(request, "step", env_indices)
+        return self._send(request, "step", self.timeouts.step, lanes=tuple(env_indices))
 
     def render(self, env_indices: Sequence[int] = ()) -> Pending[interaction_pb2.RenderResponse]:
         """Ask for a frame of the lane in ``env_indices``, of lane 0 where it is empty.
@@ -253,7 +188,7 @@ class EnvSession(Session):
         request.render.SetInParent()
         request.render.env_indices.extend(env_indices)
         # The server lets all lanes finish before it renders, so this counts as a whole request.
-        return self._send(request, "render")
+        return self._send(request, "render", self.timeouts.render)
 
     def close(self, reason: str = "") -> None:
         """End the session, within ``timeouts.close``; never raises, and may be called again."""
@@ -265,41 +200,19 @@ class EnvSession(Session):
         )
         self._finalizer.detach()
 
-    def _send(
-        self,
-        request: interaction_pb2.JoinRequest,
-        kind: str,
-        lanes: Sequence[int] = (),
-        *,
-        may_reopen: bool = False,
-    ) -> Pending[Any]:
-        connection = self._connection
-        connection.check(kind)
-        self._check_interruption()
-        stream = connection.stream
-        if stream is None or not stream.is_open:
-            stream = self._open_stream(kind, may_reopen=may_reopen)
-        timeout = cast("float | None", getattr(self.timeouts, kind))
-        return self._sent(stream.send(request, kind, lanes=tuple(lanes), timeout=timeout))
-
-    def _open_stream(self, kind: str, *, may_reopen: bool) -> JoinStream:
-        connection = self._connection
-        with connection.lock:
-            stream = connection.stream
-            if stream is None:
-                stream = connection.open_stream()
-                # Not awaited: the first request follows at once, the peer takes them in order.
-                stream.send(_configure(), "configure")
-                return stream
-            if stream.is_open:  # Another thread has opened it meanwhile.
-                return stream
-            if not may_reopen:
-                reason: Error | str = stream.error or "unknown reason"
-                raise ResetNeededError(
-                    f"{kind}: the session with {self.endpoint} has ended; call reset() for a new "
-                    f"one. It ended because: {reason}"
-                ) from stream.error
+    def _open_stream(self, kind: str, lanes: Sequence[int]) -> JoinStream:
+        ended = self._connection.stream
+        if ended is None:
+            stream = self._connection.open_stream()
+            # Not awaited: the first request follows at once, the peer takes them in order.
+            stream.send(_configure(), "configure")
+            return stream
+        if kind == "reset" and not lanes:
             return self._reopen()
+        raise ResetNeededError(
+            f"{kind}: the session with {self.endpoint} has ended; call reset() for a new one. It "
+            f"ended because: {ended.error or 'unknown reason'}"
+        ) from ended.error
 
     def _reopen(self) -> JoinStream:
         # The server may need a moment to see that the last session is over, so a refusal is not
@@ -317,8 +230,8 @@ class EnvSession(Session):
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, _MAX_RETRY_SECONDS)
-                continue
-            return stream
+            else:
+                return stream
 
 
 def _configure() -> interaction_pb2.JoinRequest:

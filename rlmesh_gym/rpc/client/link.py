@@ -41,11 +41,7 @@ def read_frame(stream: IO[bytes]) -> tuple[int, bytes] | None:
 
 
 def send_frame(sock: socket.socket, kind: int, payload: bytes, *, flags: int = 0) -> int:
-    """Send a frame; return how many of its bytes are left, which only ``flags`` can leave.
-
-    Raises:
-        OSError: The other end is gone, or (with MSG_DONTWAIT) takes nothing now.
-    """
+    """Send a frame; return how many of its bytes are left, which only ``flags`` can leave."""
     header = _HEADER.pack(kind, len(payload))
     total = len(header) + len(payload)
     sent = sock.sendmsg([header, payload], [], flags)
@@ -65,12 +61,8 @@ def _send_rest(sock: socket.socket, header: bytes, payload: bytes, sent: int) ->
 class LinkCall:
     """The client's end of one Join stream, in the shape of a gRPC call and of its outbox.
 
-    A socket that cannot be connected makes a call that ends at once with UNAVAILABLE.
-
-    Args:
-        path: The socket.
-        token: What the server asks for.
-        receive: Called with each answer, on the thread that iterates.
+    A socket that cannot be connected makes a call that ends at once with UNAVAILABLE. ``receive``
+    is called with each answer, on the thread that iterates.
     """
 
     def __init__(self, path: str, token: str | None, receive: Callable[[bytes], object]) -> None:

@@ -1,4 +1,4 @@
-"""An answer that is due, and how the answers of a service are told apart."""
+"""An answer that is due."""
 
 from __future__ import annotations
 
@@ -6,44 +6,27 @@ import copy
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rlmesh_gym.errors import DeadlineError, Error, ForkedError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["JoinMethod", "Pending"]
+    from rlmesh_gym.rpc.services import Service
+
 
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, slots=True)
-class JoinMethod:
-    """What a service's Join method is made of.
-
-    Attributes:
-        path: The method's full name, as gRPC calls it.
-        kind: ``"env"`` or ``"model"``.
-        parse: Reads an answer; raises protobuf's ``DecodeError``.
-        error: Turns an in-band error into one of this package's.
-    """
-
-    path: str
-    kind: str
-    parse: Callable[[bytes], Any]
-    error: Callable[[Any, Pending[Any]], Error]
-
-
 class _Stream(Protocol):
-    """What a pending asks of the stream that it waits on."""
-
     def give_up(self, pending: Pending[Any], error: Error) -> bool: ...
 
     def note_overdue(self, pending: Pending[Any]) -> None: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Pending(Generic[M]):
     """An answer that is due. Made by a session; safe to wait on from any thread.
 
@@ -58,56 +41,25 @@ class Pending(Generic[M]):
         response_bytes: Size of the encoded answer; 0 until :meth:`done`.
     """
 
-    __slots__ = (
-        "_done_ns",
-        "_error",
-        "_gate",
-        "_kind",
-        "_method",
-        "_pid",
-        "_sent_ns",
-        "_stream",
-        "context",
-        "endpoint",
-        "lanes",
-        "operation",
-        "request_bytes",
-        "request_id",
-        "response",
-        "response_bytes",
-    )
+    _stream: _Stream
+    _service: Service
+    operation: str
+    endpoint: str
+    request_id: str
+    request_bytes: int
+    lanes: Sequence[int]
+    context: Any
+    response: Any = None
+    response_bytes: int = 0
+    _error: Error | None = None
+    _pid: int = field(default_factory=os.getpid)
+    # A bare lock is the cheapest thing to wait on, and a signal can break the wait.
+    _gate: threading.Lock = field(default_factory=threading.Lock)
+    _sent_ns: int = field(default_factory=time.perf_counter_ns)
+    _done_ns: int = 0
 
-    def __init__(
-        self,
-        stream: _Stream,
-        method: JoinMethod,
-        kind: str,
-        *,
-        request_id: str,
-        endpoint: str,
-        operation: str,
-        request_bytes: int = 0,
-        lanes: Sequence[int] = (),
-        context: Any = None,
-    ) -> None:
-        self.endpoint: str = endpoint
-        self.operation: str = operation
-        self.lanes: Sequence[int] = lanes
-        self.context: Any = context
-        self.response: Any = None
-        self.request_bytes: int = request_bytes
-        self.response_bytes: int = 0
-        self.request_id: str = request_id
-        self._stream = stream
-        self._method = method
-        self._kind = kind
-        self._error: Error | None = None
-        self._pid = os.getpid()
-        # A bare lock is the cheapest thing to wait on, and a signal can break the wait.
-        self._gate = threading.Lock()
+    def __post_init__(self) -> None:
         self._gate.acquire()
-        self._sent_ns = time.perf_counter_ns()
-        self._done_ns = 0
 
     @property
     def elapsed_ns(self) -> int:
@@ -139,12 +91,12 @@ class Pending(Generic[M]):
             raise copy.copy(self._error)
         response = self.response
         kind = response.WhichOneof("kind")
-        if kind == self._kind:
+        if kind == self.operation:
             return getattr(response, kind)  # type: ignore[no-any-return]
         if kind == "error":
-            raise self._method.error(response.error, self)
+            raise self._service.error(response.error, self)
         raise ProtocolError(
-            f"{self.operation}: expected an answer of kind {self._kind!r}, got {kind!r}; "
+            f"{self.operation}: expected an answer of kind {self.operation!r}, got {kind!r}; "
             "the endpoint breaks the protocol",
             endpoint=self.endpoint,
             operation=self.operation,
@@ -184,7 +136,7 @@ class Pending(Generic[M]):
         self._stream.note_overdue(self)
         raise DeadlineError(
             f"{self.operation}: no answer within {timeout:g} s; the endpoint may still be at work, "
-            f"raise timeouts.{_timeout_field(self.operation)} for slow ones",
+            f"raise timeouts.{_TIMEOUT_FIELDS.get(self.operation, self.operation)} for slow ones",
             endpoint=self.endpoint,
             operation=self.operation,
         )
@@ -210,7 +162,3 @@ _TIMEOUT_FIELDS = {
     "reset_adapter": "predict",
     "release_adapter": "close",
 }
-
-
-def _timeout_field(operation: str) -> str:
-    return _TIMEOUT_FIELDS.get(operation, operation)

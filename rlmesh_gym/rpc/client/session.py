@@ -10,26 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlmesh_gym.rpc.client.connection import Connection
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Sequence
 
     from typing_extensions import Self
 
-    from rlmesh_gym._proto.core.v1 import handshake_pb2
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
     from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.errors import Error
     from rlmesh_gym.rpc.client.pending import Pending
-    from rlmesh_gym.rpc.config import Timeouts
-
-__all__ = ["Session"]
+    from rlmesh_gym.rpc.client.stream import JoinStream
 
 
 class Session:
-    """A connection whose endpoint has shaken hands.
-
-    Args:
-        connection: The connection, owned by the session from now on.
-        answer: What the endpoint said.
+    """A connection, owned from now on, whose endpoint has shaken hands.
 
     Attributes:
         endpoint: The address, for messages.
@@ -43,19 +36,23 @@ class Session:
     client_capabilities: ClassVar[tuple[str, ...]] = ()
     """What this end says that it can."""
 
-    endpoint: str
-    capabilities: dict[str, str]
-    peer: handshake_pb2.PeerInfo
-    timeouts: Timeouts
-
-    def __init__(self, connection: Connection, answer: handshake_pb2.HandshakeResponse) -> None:
+    def __init__(self, connection: Connection, response: Any) -> None:
         self.endpoint = connection.endpoint
         self.timeouts = connection.timeouts
-        self.capabilities = dict(answer.capabilities)
-        self.peer = answer.peer_info
+        self.capabilities: dict[str, str] = dict(response.base.capabilities)
+        self.peer = response.base.peer_info
         self._connection = connection
         self._interruption: Error | None = None
         self._finalizer = weakref.finalize(self, Connection.abandon, connection)
+
+    @classmethod
+    def _over(cls, connection: Connection) -> Self:
+        """Shake hands; on a failure nothing stays open."""
+        try:
+            return cls(connection, connection.handshake(cls.component, cls.client_capabilities))
+        except BaseException:
+            connection.abandon()
+            raise
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else "open"
@@ -64,18 +61,23 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
     def is_closed(self) -> bool:
         """Whether :meth:`close` was called."""
         return self._connection.is_closed
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the Join stream is open; if not, the next request may reach another server."""
+        stream = self._connection.stream
+        return stream is not None and stream.is_open
+
+    def can(self, capability: str) -> bool:
+        """Return whether the endpoint says that it has a capability."""
+        return self.capabilities.get(capability) == "true"
 
     @staticmethod
     def pack(codec: SpaceCodec, leaves: Leaves, num_rows: int) -> SpaceValue:
@@ -94,15 +96,6 @@ class Session:
         """Take requests again after :meth:`interrupt`."""
         self._interruption = None
 
-    def _check_interruption(self) -> None:
-        if self._interruption is not None:
-            raise copy.copy(self._interruption)
-
-    def _sent(self, pending: Pending[Any]) -> Pending[Any]:
-        if self._interruption is not None:
-            pending.abandon(self._interruption)
-        return pending
-
     def ping(self) -> float:
         """Return the seconds that one more handshake takes.
 
@@ -119,4 +112,32 @@ class Session:
 
     def close(self, reason: str = "") -> None:
         """End the session, within ``timeouts.close``; never raises, and may be called again."""
+        raise NotImplementedError
+
+    def _send(
+        self,
+        request: Any,
+        kind: str,
+        timeout: float | None,
+        *,
+        lanes: Sequence[int] = (),
+        context: Any = None,
+    ) -> Pending[Any]:
+        connection = self._connection
+        connection.check(kind)
+        if self._interruption is not None:
+            raise copy.copy(self._interruption)
+        stream = connection.stream
+        if stream is None or not stream.is_open:
+            with connection.lock:
+                stream = connection.stream  # Another thread may have opened one meanwhile.
+                if stream is None or not stream.is_open:
+                    stream = self._open_stream(kind, lanes)
+        pending = stream.send(request, kind, lanes=lanes, context=context, timeout=timeout)
+        if self._interruption is not None:
+            pending.abandon(self._interruption)
+        return pending
+
+    def _open_stream(self, kind: str, lanes: Sequence[int]) -> JoinStream:
+        """Open the stream for a request, or say why it cannot be sent; the connection is locked."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """The Join stream as a pipe: several requests in flight, answers matched by ``request_id``.
 
 It knows nothing of environments or models; what differs between the two stands in a
-:class:`~rlmesh_gym.rpc.client.pending.JoinMethod`.
+:class:`~rlmesh_gym.rpc.services.Service`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from rlmesh_gym.rpc.status import error_from_status, premature_end
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rlmesh_gym.rpc.client.channel import Metadata
-    from rlmesh_gym.rpc.client.pending import JoinMethod
+    from rlmesh_gym.rpc.services import Service
 
-__all__ = ["MAX_OUTSTANDING", "JoinStream"]
 
 MAX_OUTSTANDING = 64
 """Whole-vector requests in flight on one stream; the released server drops connections that queue
@@ -41,26 +39,24 @@ class JoinStream:
     reader thread here only asks gRPC for the next message. So an answer costs no more thread
     switches than with a bare call.
 
-    Args:
-        channel: Where to call.
-        method: What to call.
-        endpoint: The address, for messages.
-        metadata: Goes along with the call.
-        link: Instead of the channel, the socket of an embedded server and the token for it.
+    Attributes:
+        is_open: Whether a request can be sent.
+        error: What ended it.
     """
 
     def __init__(
         self,
         channel: grpc.Channel,
-        method: JoinMethod,
+        service: Service,
         *,
         endpoint: str,
-        metadata: Metadata,
+        metadata: tuple[tuple[str, str], ...],
         link: tuple[str, str | None] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.error: Error | None = None
-        self._method = method
+        self.is_open = True
+        self._service = service
         self._ids = itertools.count(1)
         self._pendings: dict[str, Pending[Any]] = {}
         self._given_up: set[str] = set()
@@ -68,9 +64,8 @@ class JoinStream:
         self._barriers: deque[Pending[Any]] = deque()
         self._lock = threading.Lock()
         self._last_error: Any = None
-        self._is_open = True
         self._is_closing = False
-        self._failure: Callable[[Pending[Any] | None], Error] = self._closed
+        self._failure: Callable[[str, int], Error] = self._closed
         self._ended = threading.Event()
         self._outbox: SimpleQueue[bytes | None] | LinkCall
         self._call: Any
@@ -78,7 +73,9 @@ class JoinStream:
             self._call = self._outbox = LinkCall(*link, self._receive)
         else:
             call: Any = channel.stream_stream(
-                method.path, request_serializer=None, response_deserializer=self._receive
+                f"/{service.name}/Join",
+                request_serializer=None,
+                response_deserializer=self._receive,
             )
             outbox: SimpleQueue[bytes | None] = SimpleQueue()
             self._outbox = outbox
@@ -86,11 +83,6 @@ class JoinStream:
         threading.Thread(
             target=self._read, name=f"rlmesh_gym-reader-{endpoint}", daemon=True
         ).start()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a request can be sent."""
-        return self._is_open
 
     @property
     def outstanding(self) -> int:
@@ -107,23 +99,15 @@ class JoinStream:
         request: Any,
         kind: str,
         *,
-        operation: str | None = None,
         lanes: Sequence[int] = (),
         context: Any = None,
         timeout: float | None = None,
     ) -> Pending[Any]:
         """Send ``request`` and return what will hold its answer.
 
-        Args:
-            request: A JoinRequest; its ``request_id`` is set here.
-            kind: Name of the request's, and so the answer's, arm.
-            operation: For messages; ``kind`` by default.
-            lanes: ``env_indices`` of the request.
-            context: Kept on the pending.
-            timeout: Seconds to wait while :data:`MAX_OUTSTANDING` requests are unanswered.
-
-        Returns:
-            The pending; where the stream has ended, it fails with what ended it.
+        Its ``request_id`` is set here; ``kind`` names its, and so the answer's, arm. Where the
+        stream has ended, the pending fails with what ended it. Waits up to ``timeout`` seconds
+        while :data:`MAX_OUTSTANDING` requests are unanswered.
 
         Raises:
             DeadlineError: Too many requests are unanswered.
@@ -133,16 +117,13 @@ class JoinStream:
         try:
             data = request.SerializeToString()
         except (EncodeError, ValueError) as error:
-            raise CodecError(
-                f"{operation or kind}: the request cannot be encoded: {error}"
-            ) from error
+            raise CodecError(f"{kind}: the request cannot be encoded: {error}") from error
         pending: Pending[Any] = Pending(
             self,
-            self._method,
+            self._service,
             kind,
-            request_id=request_id,
             endpoint=self.endpoint,
-            operation=operation or kind,
+            request_id=request_id,
             request_bytes=len(data),
             lanes=lanes,
             context=context,
@@ -175,7 +156,7 @@ class JoinStream:
     def half_close(self) -> None:
         """Send nothing more; what is in flight is still answered."""
         with self._lock:
-            self._is_open = False
+            self.is_open = False
             self._is_closing = True
             self._outbox.put(None)
 
@@ -185,7 +166,7 @@ class JoinStream:
 
     def cancel(self) -> None:
         """Drop the call at once. Takes no lock, so that a finalizer may call it anywhere."""
-        self._is_open = False
+        self.is_open = False
         self._is_closing = True
         self._outbox.put(None)
         self._call.cancel()
@@ -193,9 +174,9 @@ class JoinStream:
     def _put(self, data: bytes, request_id: str, pending: Pending[Any]) -> Pending[Any] | None:
         """Send, unless too much is unanswered: then return the answer to wait for first."""
         with self._lock:
-            if not self._is_open:
+            if not self.is_open:
                 # As if it had been sent just before the end, so that callers handle one way only.
-                pending.fail(self._failure(pending))
+                pending.fail(self._failure(pending.operation, pending.request_bytes))
                 return None
             if not pending.lanes:
                 barriers = self._barriers
@@ -212,10 +193,14 @@ class JoinStream:
         # Runs on gRPC's thread as the "deserializer" of an answer. An exception here would only be
         # logged by gRPC, so everything is turned into the failure of a request.
         try:
-            response = self._method.parse(data)
+            response = self._service.parse(data)
         except DecodeError as error:
             text = f"an answer cannot be read ({error}); the endpoint breaks the protocol"
-            self._end(lambda pending: self._protocol_error(pending, text))
+            self._end(
+                lambda operation, _: ProtocolError(
+                    f"{operation}: {text}", endpoint=self.endpoint, operation=operation
+                )
+            )
             self._call.cancel()
             return False
         pending = self._pendings.pop(response.request_id, None)
@@ -229,34 +214,25 @@ class JoinStream:
         return True
 
     def _read(self) -> None:
-        try:
-            for _ in self._call:
-                pass
-        except grpc.RpcError:
-            pass  # The status is read below, where a clean end has one too.
-        except ValueError:  # gRPC's way to say that the channel was closed meanwhile.
-            self._end(self._premature_end)
-            return
-        code: grpc.StatusCode = self._call.code()
+        code: grpc.StatusCode = grpc.StatusCode.OK
+        with contextlib.suppress(ValueError):  # So gRPC says that the channel was closed meanwhile.
+            with contextlib.suppress(grpc.RpcError):  # Its status is read as that of a clean end.
+                for _ in self._call:
+                    pass
+            code = self._call.code()
         if code is grpc.StatusCode.OK:
             self._end(self._premature_end)
             return
         details = self._call.details()
-        self._end(
-            lambda pending: error_from_status(
-                code,
-                details,
-                endpoint=self.endpoint,
-                operation=pending.operation if pending else "session",
-                kind=self._method.kind,
-            )
-        )
+        to = {"endpoint": self.endpoint, "kind": self._service.kind}
+        self._end(lambda operation, _: error_from_status(code, details, operation=operation, **to))
 
-    def _end(self, make_error: Callable[[Pending[Any] | None], Error]) -> None:
+    def _end(self, make_error: Callable[[str, int], Error]) -> None:
+        """End it; ``make_error`` explains that to a request of so many bytes, given its kind."""
         with self._lock:
             if self._ended.is_set():
                 return
-            self._is_open = False
+            self.is_open = False
             pendings = []
             # One by one: an answer, or somebody who gives up, may take one of them meanwhile.
             while self._pendings:
@@ -264,31 +240,18 @@ class JoinStream:
                     pendings.append(self._pendings.popitem()[1])
             if not self._is_closing:
                 self._failure = make_error
-            self.error = self._failure(None)
+            self.error = self._failure("session", 0)
             self._outbox.put(None)  # gRPC's sender thread waits there, also after the end.
             self._ended.set()
         for pending in pendings:
-            pending.fail(self._failure(pending))
+            pending.fail(self._failure(pending.operation, pending.request_bytes))
 
-    def _closed(self, pending: Pending[Any] | None) -> ClosedError:
-        operation = pending.operation if pending else "session"
+    def _closed(self, operation: str, _: int) -> Error:
         return ClosedError(f"{self.endpoint}: {operation}: the session was closed")
 
-    def _protocol_error(self, pending: Pending[Any] | None, text: str) -> ProtocolError:
-        operation = pending.operation if pending else "session"
-        return ProtocolError(f"{operation}: {text}", endpoint=self.endpoint, operation=operation)
-
-    def _premature_end(self, pending: Pending[Any] | None) -> Error:
-        operation = pending.operation if pending else "session"
-        if self._last_error is not None:
-            return UnavailableError(
-                f"{operation}: the endpoint ended the session after its error: "
-                f"{self._last_error.message}",
-                endpoint=self.endpoint,
-                operation=operation,
-            )
-        return premature_end(
-            endpoint=self.endpoint,
-            operation=operation,
-            request_bytes=pending.request_bytes if pending else 0,
-        )
+    def _premature_end(self, operation: str, request_bytes: int) -> Error:
+        where = {"endpoint": self.endpoint, "operation": operation}
+        if self._last_error is None:
+            return premature_end(**where, request_bytes=request_bytes)
+        reason = f"the endpoint ended the session after its error: {self._last_error.message}"
+        return UnavailableError(f"{operation}: {reason}", **where)

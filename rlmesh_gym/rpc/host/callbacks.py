@@ -5,27 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
-from rlmesh_gym._proto.env.v1 import service_pb2 as env_service_pb2
-from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
-from rlmesh_gym._proto.model.v1 import service_pb2 as model_service_pb2
 from rlmesh_gym.errors import Error
 from rlmesh_gym.rpc.handshake import CLIENT_CAPABILITIES_KEY
+from rlmesh_gym.rpc.services import ENV, MODEL, Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     import grpc
-
-    from rlmesh_gym.rpc.host.link_serving import LinkContext
-
-__all__ = [
-    "EnvServiceCallbacks",
-    "JoinPeer",
-    "ModelServiceCallbacks",
-    "Refused",
-    "ServiceCallbacks",
-]
 
 
 class Refused(Error):  # noqa: N818 - it is an answer, seldom an error of this process
@@ -60,28 +47,19 @@ class ServiceCallbacks:
     join: Callable[[Iterator[Any], JoinPeer], Iterable[Any]]
     shutdown: Callable[[Any], Any]
 
-    kind: ClassVar[str]
-    service_name: ClassVar[str]
-    messages: ClassVar[Any]
-    join_request: ClassVar[Any]
+    wire: ClassVar[Service]
 
 
 class EnvServiceCallbacks(ServiceCallbacks):
     """What an env server does."""
 
-    kind = "env"
-    service_name = "rlmesh.env.v1.EnvService"
-    messages: ClassVar[Any] = env_service_pb2
-    join_request = env_pb2.JoinRequest
+    wire = ENV
 
 
 class ModelServiceCallbacks(ServiceCallbacks):
     """What a model server does."""
 
-    kind = "model"
-    service_name = "rlmesh.model.v1.ModelService"
-    messages: ClassVar[Any] = model_service_pb2
-    join_request = model_pb2.JoinRequest
+    wire = MODEL
 
 
 class JoinPeer:
@@ -92,7 +70,7 @@ class JoinPeer:
         capabilities: What it uses of ours, by name.
     """
 
-    def __init__(self, context: grpc.ServicerContext | LinkContext) -> None:
+    def __init__(self, context: grpc.ServicerContext) -> None:
         self.name: str = context.peer()
         named = dict(context.invocation_metadata()).get(CLIENT_CAPABILITIES_KEY, "")
         self.capabilities: frozenset[str] = frozenset(str(named).split(","))

@@ -10,16 +10,19 @@ import select
 import socket
 import threading
 import time
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import Error
 from rlmesh_gym.rpc.client.link import MESSAGE, STATUS, TOKEN, read_frame, send_frame
-from rlmesh_gym.rpc.handshake import ARRAYS, CLIENT_CAPABILITIES_KEY
+from rlmesh_gym.rpc.handshake import ARRAYS
+from rlmesh_gym.rpc.host.callbacks import JoinPeer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
-__all__ = ["LinkContext", "LinkHost"]
+    Join = Callable[[Iterator[bytes], JoinPeer], Generator[bytes, None, None]]
+
 
 _logger = logging.getLogger(__name__)
 _BUFFER_BYTES = 64 * 1024
@@ -27,29 +30,16 @@ _POLL_SECONDS = 0.01
 _GONE = ("POLLHUP", "POLLERR", "POLLRDHUP")  # Not all systems have all, nor a poll at all.
 
 
-class Join(Protocol):
-    """Serves one call: takes requests, yields answers as bytes."""
+class LinkPeer(JoinPeer):
+    """The client of one call over a link."""
 
-    def __call__(self, requests: Iterator[bytes], context: LinkContext) -> Iterator[bytes]:
-        """Serve; an :class:`~rlmesh_gym.errors.Error` with a ``status`` refuses."""
-        ...
-
-
-class LinkContext:
-    """One call over a link, with what is needed of gRPC's context."""
+    name = "unix:"
+    capabilities = frozenset({ARRAYS})  # Both ends of a link are one release.
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] | None = []
-
-    def peer(self) -> str:
-        """Return the client's name."""
-        return "unix:"
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Say of the client what a call of gRPC says; both ends of a link are one release."""
-        return ((CLIENT_CAPABILITIES_KEY, ARRAYS),)
 
     def is_active(self) -> bool:
         """Return whether the client is still there; also true of what has just gone unnoticed."""
@@ -62,13 +52,13 @@ class LinkContext:
         except (OSError, ValueError):  # Closed meanwhile.
             return False
 
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have ``callback`` called when the call is over; False if it is."""
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the call ends; at once if it has ended."""
         with self._lock:
-            if self._callbacks is None:
-                return False
-            self._callbacks.append(callback)
-            return True
+            if self._callbacks is not None:
+                self._callbacks.append(callback)
+                return
+        callback()
 
     def end(self) -> None:
         """The call is over."""
@@ -81,10 +71,8 @@ class LinkContext:
 class LinkHost:
     """Accepts links at one socket path, each served by a daemon thread of its own.
 
-    Args:
-        path: Where to listen; made here, removed by :meth:`stop`.
-        join: Serves a call.
-        token: What clients must present; None for nothing.
+    Listens at ``path``, which is made here and removed by :meth:`stop`, and serves each call with
+    ``join``, whose errors with a ``status`` refuse. Clients must present ``token``, if it is given.
 
     Raises:
         OSError: The path cannot be bound.
@@ -140,14 +128,14 @@ class LinkHost:
             ).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        context = LinkContext(sock)
+        peer = LinkPeer(sock)
         stream: Any = sock.makefile("rb", buffering=_BUFFER_BYTES)
         try:
-            status = self._converse(sock, stream, context)
+            status = self._converse(sock, stream, peer)
             with contextlib.suppress(OSError):
                 send_frame(sock, STATUS, status.encode())
         finally:
-            context.end()
+            peer.end()
             with self._lock:
                 self._sockets.discard(sock)
             with contextlib.suppress(OSError):
@@ -155,16 +143,17 @@ class LinkHost:
             stream.close()
             sock.close()
 
-    def _converse(self, sock: socket.socket, stream: IO[bytes], context: LinkContext) -> str:
+    def _converse(self, sock: socket.socket, stream: IO[bytes], peer: LinkPeer) -> str:
         """Serve a call; return its status and the status's text."""
         hello = read_frame(stream)
         if hello is None or hello[0] != TOKEN or not hmac.compare_digest(hello[1], self._token):
             return "UNAUTHENTICATED invalid env token"
-        answers = self._join(_requests(stream), context)
+        requests = (payload for _, payload in iter(partial(read_frame, stream), None))
         try:
-            for answer in answers:
-                send_frame(sock, MESSAGE, answer)
-                del answer  # Not kept alive while the client thinks.
+            with contextlib.closing(self._join(requests, peer)) as answers:
+                for answer in answers:
+                    send_frame(sock, MESSAGE, answer)
+                    del answer  # Not kept alive while the client thinks.
         except OSError as error:
             _logger.debug("a link was lost: %s", error)
         except Error as error:
@@ -172,13 +161,4 @@ class LinkHost:
         except Exception as error:
             _logger.exception("a call over a link failed")
             return f"INTERNAL {type(error).__name__}: {error}"
-        finally:
-            close = getattr(answers, "close", None)
-            if close is not None:
-                close()
         return "OK "
-
-
-def _requests(stream: IO[bytes]) -> Iterator[bytes]:
-    while (frame := read_frame(stream)) is not None:
-        yield frame[1]

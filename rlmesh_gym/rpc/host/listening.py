@@ -14,7 +14,6 @@ from rlmesh_gym.errors import ConfigurationError
 if TYPE_CHECKING:
     from rlmesh_gym.rpc.address import Address
 
-__all__ = ["claim", "explain_bind_failure"]
 
 _IN_USE = "address in use by another server"
 _BAD_CERTIFICATE = (
@@ -29,16 +28,13 @@ def claim(address: Address) -> None:
 
     Of a Unix socket, the file that a dead server has left is removed. gRPC would remove any socket
     file in its way, also that of a server that still runs.
-
-    Raises:
-        ConfigurationError: A server listens there, or the address cannot be bound.
     """
     if address.kind == "unix":
-        _claim_path(address)
-    elif address.port:
-        reason = _why_not_bound(address)
-        if reason:
-            raise ConfigurationError(f"cannot listen on {address.display}: {reason}")
+        reason = _why_not_claimed(address.path)
+    else:
+        reason = _why_not_bound(address) if address.port else ""
+    if reason:
+        raise _cannot_listen(address, reason)
 
 
 def explain_bind_failure(address: Address, *, uses_tls: bool) -> ConfigurationError:
@@ -46,36 +42,33 @@ def explain_bind_failure(address: Address, *, uses_tls: bool) -> ConfigurationEr
     reason = _why_not_bound(address) if address.kind == "tcp" else ""
     if not reason:
         reason = _BAD_CERTIFICATE if uses_tls else "the address cannot be bound"
+    return _cannot_listen(address, reason)
+
+
+def _cannot_listen(address: Address, reason: str) -> ConfigurationError:
     return ConfigurationError(f"cannot listen on {address.display}: {reason}")
 
 
-def _claim_path(address: Address) -> None:
+def _why_not_claimed(path: str) -> str:
+    """Return why no server may listen at ``path``, clear of what a dead one has left."""
     try:
-        mode = os.stat(address.path).st_mode
+        mode = os.stat(path).st_mode
     except FileNotFoundError:
-        directory = os.path.dirname(address.path)
-        if not os.path.isdir(directory):
-            raise ConfigurationError(
-                f"cannot listen on {address.display}: there is no directory {directory!r}"
-            ) from None
-        return
+        directory = os.path.dirname(path)
+        return "" if os.path.isdir(directory) else f"there is no directory {directory!r}"
     if not stat.S_ISSOCK(mode):
-        raise ConfigurationError(
-            f"cannot listen on {address.display}: the path is a file that is no socket"
-        )
+        return "the path is a file that is no socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_SECONDS)
         try:
-            probe.connect(address.path)
+            probe.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(address.path)
-            return
+                os.unlink(path)
+            return ""
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {address.display}: {error.strerror or error}"
-            ) from error
-    raise ConfigurationError(f"cannot listen on {address.display}: {_IN_USE}")
+            return error.strerror or str(error)
+    return _IN_USE
 
 
 def _why_not_bound(address: Address) -> str:

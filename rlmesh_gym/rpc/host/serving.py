@@ -17,23 +17,30 @@ from rlmesh_gym.rpc.address import parse_bind_address
 from rlmesh_gym.rpc.client.channel import MESSAGE_OPTIONS
 from rlmesh_gym.rpc.config import TLSConfig, resolve_token
 from rlmesh_gym.rpc.host.callbacks import JoinPeer, Refused
-from rlmesh_gym.rpc.host.link_serving import LinkContext, LinkHost
+from rlmesh_gym.rpc.host.link_serving import LinkHost
 from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure
 from rlmesh_gym.threads import GrowingExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from rlmesh_gym.rpc.address import Address
     from rlmesh_gym.rpc.client.channel import ChannelOptions
     from rlmesh_gym.rpc.config import TLSLike
     from rlmesh_gym.rpc.host.callbacks import ServiceCallbacks
 
-__all__ = ["GrpcHost"]
 
 _logger = logging.getLogger(__name__)
 _STOP_SECONDS = 2.0
 _UNREADABLE: Any = object()
+_SERVER_OPTIONS: ChannelOptions = [
+    *MESSAGE_OPTIONS,
+    ("grpc.so_reuseport", 0),  # Else two servers share one port and split the clients.
+    # Clients ping idle sessions; by default gRPC takes that for an attack.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+]
 
 
 class GrpcHost:
@@ -47,6 +54,9 @@ class GrpcHost:
         address: See :func:`~rlmesh_gym.rpc.address.parse_bind_address`.
         token: Ask every client for it; else ``RLMESH_GYM_TOKEN``, else none.
         tls: Serve with this certificate.
+
+    Attributes:
+        address: The bound address, ``None`` before :meth:`start`.
 
     Raises:
         ConfigurationError: An address or option that cannot work.
@@ -65,16 +75,11 @@ class GrpcHost:
         token = resolve_token(token)
         self._token = None if token is None else token.encode()
         self._credentials = _server_credentials(TLSConfig.from_value(tls))
-        self._server: Any = None
-        self._address: str | None = None
-        self._is_stopped = False
+        self.address: str | None = None
         self._links: list[LinkHost] = []
+        self._is_stopped = False
+        self._running: _Running | None = None
         self._finalizer: weakref.finalize[Any, GrpcHost] | None = None
-
-    @property
-    def address(self) -> str | None:
-        """The bound address, ``None`` before :meth:`start`."""
-        return self._address
 
     def start(self) -> str:
         """Listen; return the address for clients, ``tcp://host:port`` or ``unix:///path``.
@@ -83,27 +88,22 @@ class GrpcHost:
             ConfigurationError: Something else listens there, or the address cannot be bound.
             StateError: Started before.
         """
-        if self._server is not None or self._is_stopped:
+        if self.address is not None or self._is_stopped:
             raise StateError("a server starts once; make a new one")
         claim(self._bind)
         executor = GrowingExecutor("rlmesh_gym-server")
-        server = grpc.server(executor, handlers=self._handlers(), options=_server_options())
+        server = grpc.server(executor, handlers=self._handlers(), options=_SERVER_OPTIONS)
         bound = self._listen(server)
         server.start()
-        self._server = server
-        self._address = bound.display
-        running = _Running(server, executor, self._links, bound, os.getpid())
-        self._finalizer = weakref.finalize(self, running.stop, None)
-        return bound.display
+        self.address = bound.display
+        self._running = _Running(server, executor, self._links, bound, os.getpid())
+        self._finalizer = weakref.finalize(self, self._running.stop, None)
+        return self.address
 
     def open_link(self, path: str) -> None:
-        """Serve Join also over a bare Unix socket; see :mod:`rlmesh_gym.rpc.client.link`.
+        """Serve Join also over a bare Unix socket, to which only this user can connect.
 
-        Args:
-            path: The socket, which must not exist; only this user can connect.
-
-        Raises:
-            OSError: It cannot be bound.
+        See :mod:`rlmesh_gym.rpc.client.link`. An OSError says that ``path`` cannot be bound.
         """
         self._links.append(LinkHost(path, self._join_link, self._token))
 
@@ -113,43 +113,42 @@ class GrpcHost:
         May be called again, and from any thread but that of a running call. Callbacks that are at
         work are not waited for.
         """
-        finalizer, self._finalizer = self._finalizer, None
-        if finalizer is not None:
-            detached = finalizer.detach()
-            if detached is not None:
-                _, stop, _, _ = detached
-                stop(grace)
+        running, self._running = self._running, None
+        if running is not None and self._finalizer is not None and self._finalizer.detach():
+            running.stop(grace)
         self._is_stopped = True
 
     def _listen(self, server: grpc.Server) -> Address:
-        bind = self._bind
+        bind, credentials = self._bind, self._credentials
+        cause = None
         try:
-            if self._credentials is None:
+            if credentials is None:
                 port = server.add_insecure_port(bind.target)
             else:
-                port = server.add_secure_port(bind.target, self._credentials)
+                port = server.add_secure_port(bind.target, credentials)
         except RuntimeError as error:
-            raise explain_bind_failure(bind, uses_tls=self._credentials is not None) from error
-        if port == 0:  # How older releases of gRPC say that they could not bind.
-            raise explain_bind_failure(bind, uses_tls=self._credentials is not None)
+            port, cause = 0, error  # Older releases of gRPC return 0 instead.
+        if port == 0:
+            raise explain_bind_failure(bind, uses_tls=credentials is not None) from cause
         return bind.with_port(port) if bind.kind == "tcp" else bind
 
     def _handlers(self) -> list[grpc.GenericRpcHandler]:
-        service = self._service
-        handlers = grpc.method_handlers_generic_handler(
-            service.service_name,
-            {
-                "Handshake": self._unary(service.handshake, service.messages.HandshakeRequest),
-                "Shutdown": self._unary(service.shutdown, service.messages.ShutdownRequest),
-                "Join": grpc.stream_stream_rpc_method_handler(
-                    self._join,
-                    request_deserializer=self._parser(),
-                    response_serializer=_serialize,
-                ),
-            },
+        service, wire = self._service, self._service.wire
+        join = grpc.stream_stream_rpc_method_handler(
+            self._join, request_deserializer=self._parser(), response_serializer=_serialize
         )
-        # The released package answers health checks for models only; more does no harm.
-        return [handlers, _health_handler()]
+        methods = {
+            "Handshake": self._unary(service.handshake, wire.messages.HandshakeRequest),
+            "Shutdown": self._unary(service.shutdown, wire.messages.ShutdownRequest),
+            "Join": join,
+        }
+        # HealthCheckResponse(status=SERVING). The released package answers health checks for models
+        # only; more does no harm.
+        check: Any = grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"\x08\x01")
+        return [
+            grpc.method_handlers_generic_handler(wire.name, methods),
+            grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check}),
+        ]
 
     def _unary(self, callback: Callable[[Any], Any], request_type: Any) -> Any:
         def call(data: bytes, context: grpc.ServicerContext) -> Any:
@@ -178,13 +177,12 @@ class GrpcHost:
         except Exception as error:
             _abort(context, error)
 
-    def _join_link(self, requests: Iterator[bytes], context: LinkContext) -> Iterator[bytes]:
-        parsed = _readable(map(self._parser(), requests))
-        for response in self._service.join(parsed, JoinPeer(context)):
+    def _join_link(self, requests: Iterator[bytes], peer: JoinPeer) -> Generator[bytes, None, None]:
+        for response in self._service.join(_readable(map(self._parser(), requests)), peer):
             yield _serialize(response)
 
     def _parser(self) -> Callable[[bytes], Any]:
-        parse = self._service.join_request.FromString
+        parse = self._service.wire.join_request.FromString
 
         def read(data: bytes) -> Any:
             # An exception here would be logged by gRPC with a stack trace of its own; garbage is
@@ -199,12 +197,11 @@ class GrpcHost:
     def _authenticate(self, context: grpc.ServicerContext) -> None:
         if self._token is None:
             return
-        given = b""
-        for key, value in context.invocation_metadata():
-            if key == "authorization":
-                given = value if isinstance(value, bytes) else value.encode()
+        given: Any = dict(context.invocation_metadata()).get("authorization", b"")
+        if isinstance(given, str):
+            given = given.encode()
         if not hmac.compare_digest(given, self._token):
-            message = f"invalid {self._service.kind} token"
+            message = f"invalid {self._service.wire.kind} token"
             context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
 
 
@@ -216,15 +213,6 @@ def _readable(requests: Iterator[Any]) -> Iterator[Any]:
             yield request
     except grpc.RpcError:
         return  # How gRPC says that the client is gone.
-
-
-def _health_handler() -> grpc.GenericRpcHandler:
-    def check(_request: bytes, _context: grpc.ServicerContext) -> bytes:
-        return b"\x08\x01"  # HealthCheckResponse(status=SERVING)
-
-    return grpc.method_handlers_generic_handler(
-        "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(check)}
-    )
 
 
 def _serialize(message: Any) -> bytes:
@@ -241,17 +229,6 @@ def _abort(context: grpc.ServicerContext, error: Exception) -> None:
         return  # The client has gone; its iterator raised for that reason.
     _logger.error("a call from %s failed", context.peer(), exc_info=error)
     context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-
-
-def _server_options() -> ChannelOptions:
-    return [
-        *MESSAGE_OPTIONS,
-        ("grpc.so_reuseport", 0),  # Else two servers share one port and split the clients.
-        # Clients ping idle sessions; by default gRPC takes that for an attack.
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-    ]
 
 
 def _server_credentials(tls: TLSConfig | None) -> grpc.ServerCredentials | None:

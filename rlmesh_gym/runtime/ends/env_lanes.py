@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.ends.plan import RunPlan
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
-__all__ = ["EnvLanes", "ResetWay"]
-
 
 class ResetWay(Enum):
     """How a lane comes to its next episode."""

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.ends.policies import RunPolicy
     from rlmesh_gym.runtime.spec import RuntimeLimits
 
-__all__ = ["RunEnv", "find_envs", "find_policy"]
 
 _UNNAMED = "UnknownEnv-v1"
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
-__all__ = ["RunPlan"]
-
 
 class RunPlan:
     """What is planned for every lane of a run, and how far it has come.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc import TLSLike
     from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
 
-__all__ = ["PolicySetup", "RunPolicy", "SessionPolicy", "WholePolicy"]
-
 
 @dataclass(frozen=True)
 class PolicySetup:
@@ -197,8 +195,11 @@ class WholePolicy(RunPolicy, Episodes):
     def __init__(self, policy: RemotePolicy) -> None:
         self.endpoint: str = policy.endpoint
         self.policy = policy
-        self.lanes: LanePolicy = policy.lane_policy
-        self._overrides = type(policy).predict is not RemotePolicy.predict
+        self.lanes = policy.lane_policy
+        self._overrides = any(
+            getattr(type(policy), name) is not getattr(RemotePolicy, name)
+            for name in ("predict", "__call__")
+        )
         self._bounds: Boundaries | None = None
 
     @property
@@ -240,15 +241,14 @@ class WholePolicy(RunPolicy, Episodes):
         self.lanes.adapter.resolve()
 
     def act(self, observations: Leaves, bounds: Boundaries) -> Leaves:
-        """Return the actions of all lanes, through ``predict`` where a subclass has its own."""
+        """Return the actions of all lanes, through the policy's own call in a subclass."""
         if not self._overrides:
             return super().act(observations, bounds)
         self._bounds = bounds
         observation_codec, action_codec = self.policy.codecs
         count = self.policy.num_envs
         batch = observation_codec.unflatten([leaf.copy() for leaf in observations], count)
-        actions, _ = self.policy.predict(batch)
-        return action_codec.flatten(actions, count)
+        return action_codec.flatten(self.policy(batch), count)
 
     def look(self, episode_start: Any) -> Boundaries:
         """Say where the lanes' episodes begin and end; called by the policy's own ``predict``."""

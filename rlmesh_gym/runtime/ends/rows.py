@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves, SpaceCodec
 
-__all__ = ["Rows"]
-
 
 class Rows:
     """Some rows of a space. Never changed once made.

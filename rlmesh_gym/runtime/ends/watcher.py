@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc import AnyPending
     from rlmesh_gym.runtime.context import RunContext
 
-__all__ = ["RunWatcher"]
-
 
 class RunWatcher:
     """A :class:`~rlmesh_gym.policy.watching.PlanWatcher` of one run.

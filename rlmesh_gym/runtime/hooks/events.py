@@ -57,17 +57,17 @@ class RuntimeEvent:
     run_id: str
     env_id: str
 
+    def __init_subclass__(cls, name: str | None = None) -> None:
+        cls.name = name or cls.name
+
     def to_dict(self) -> dict[str, Any]:
         """Return the event as plain data, without observations and actions."""
-        data: dict[str, Any] = {"event": self.name}
-        for item in dataclasses.fields(self):
-            if item.repr:
-                data[item.name] = jsonable(getattr(self, item.name))
-        return data
+        shown = [item.name for item in dataclasses.fields(self) if item.repr]
+        return {"event": self.name, **{name: jsonable(getattr(self, name)) for name in shown}}
 
 
 @dataclass(frozen=True)
-class EnvConnected(RuntimeEvent):
+class EnvConnected(RuntimeEvent, name="env_connected"):
     """An env endpoint answered.
 
     Attributes:
@@ -78,8 +78,6 @@ class EnvConnected(RuntimeEvent):
         contract: Its spaces and metadata.
     """
 
-    name: ClassVar[str] = "env_connected"
-
     endpoint: str
     lanes: tuple[int, ...]
     autoreset_mode: str
@@ -88,7 +86,7 @@ class EnvConnected(RuntimeEvent):
 
 
 @dataclass(frozen=True)
-class ModelConnected(RuntimeEvent):
+class ModelConnected(RuntimeEvent, name="model_connected"):
     """The model has set up the environment.
 
     Attributes:
@@ -98,8 +96,6 @@ class ModelConnected(RuntimeEvent):
         wants_history: Whether it gets the observations of replayed steps.
     """
 
-    name: ClassVar[str] = "model_connected"
-
     endpoint: str
     execution_horizon: int
     native_chunk: int | None
@@ -107,7 +103,7 @@ class ModelConnected(RuntimeEvent):
 
 
 @dataclass(frozen=True)
-class SessionStarted(RuntimeEvent):
+class SessionStarted(RuntimeEvent, name="session_started"):
     """Both ends are connected; the first reset comes next.
 
     Attributes:
@@ -121,8 +117,6 @@ class SessionStarted(RuntimeEvent):
         max_steps: From the spec.
     """
 
-    name: ClassVar[str] = "session_started"
-
     num_envs: int
     autoreset_mode: str
     env_endpoints: tuple[str, ...]
@@ -134,7 +128,7 @@ class SessionStarted(RuntimeEvent):
 
 
 @dataclass(frozen=True)
-class EpisodeStarted(RuntimeEvent):
+class EpisodeStarted(RuntimeEvent, name="episode_started"):
     """A lane holds the first observation of an episode that counts.
 
     Attributes:
@@ -146,8 +140,6 @@ class EpisodeStarted(RuntimeEvent):
         started_from_auto_reset: The env began it by itself.
         render: Takes a lane and fetches a frame of it; see :class:`StepCompleted`.
     """
-
-    name: ClassVar[str] = "episode_started"
 
     lane: int
     endpoint: str
@@ -175,15 +167,13 @@ class _RowsEvent(RuntimeEvent):
 
 
 @dataclass(frozen=True)
-class ObservationEmitted(_RowsEvent):
+class ObservationEmitted(_RowsEvent, name="observation_emitted"):
     """Observations are about to go to the model, transforms applied.
 
     Attributes:
         is_history: They were replayed over; the model gets them for its memory only.
         rows: The rows as they go out.
     """
-
-    name: ClassVar[str] = "observation_emitted"
 
     is_history: bool
     rows: Rows = field(repr=False)
@@ -195,15 +185,13 @@ class ObservationEmitted(_RowsEvent):
 
 
 @dataclass(frozen=True)
-class ActionReceived(_RowsEvent):
+class ActionReceived(_RowsEvent, name="action_received"):
     """The model answered one prediction.
 
     Attributes:
         num_frames: Frames that will be executed, the first one included.
         frames: The rows of each frame.
     """
-
-    name: ClassVar[str] = "action_received"
 
     num_frames: int
     frames: tuple[Rows, ...] = field(repr=False)
@@ -215,7 +203,7 @@ class ActionReceived(_RowsEvent):
 
 
 @dataclass(frozen=True)
-class StepCompleted(_RowsEvent):
+class StepCompleted(_RowsEvent, name="step_completed"):
     """One vector step is done, for the lanes whose episodes count.
 
     Attributes:
@@ -229,8 +217,6 @@ class StepCompleted(_RowsEvent):
         render: Takes a lane and fetches a frame of it, uint8 ``(height, width, 3)``, or None where
             the env renders nothing. One more call to the endpoint.
     """
-
-    name: ClassVar[str] = "step_completed"
 
     episode_steps: tuple[int, ...]
     rewards: NDArray[np.float64]
@@ -252,14 +238,12 @@ class StepCompleted(_RowsEvent):
 
 
 @dataclass(frozen=True)
-class EpisodeCompleted(RuntimeEvent):
+class EpisodeCompleted(RuntimeEvent, name="episode_completed"):
     """An episode that counts is over, or was cut off by the end of the run.
 
     Attributes:
         episode: Its record; ``interrupted`` tells the two apart.
     """
-
-    name: ClassVar[str] = "episode_completed"
 
     episode: EpisodeRecord = field(repr=False)
 
@@ -269,7 +253,7 @@ class EpisodeCompleted(RuntimeEvent):
 
 
 @dataclass(frozen=True)
-class SessionEnded(RuntimeEvent):
+class SessionEnded(RuntimeEvent, name="session_ended"):
     """The run ended as planned or was cancelled. The last event.
 
     Attributes:
@@ -277,22 +261,18 @@ class SessionEnded(RuntimeEvent):
         report: The report that ``run`` returns.
     """
 
-    name: ClassVar[str] = "session_ended"
-
     stop_reason: str
     report: RuntimeReport = field(repr=False)
 
 
 @dataclass(frozen=True)
-class SessionFailed(RuntimeEvent):
+class SessionFailed(RuntimeEvent, name="session_failed"):
     """The run failed. The last event.
 
     Attributes:
         error: What ``run`` raises.
         report: What was done until then.
     """
-
-    name: ClassVar[str] = "session_failed"
 
     error: BaseException = field(repr=False)
     report: RuntimeReport = field(repr=False)
@@ -303,7 +283,7 @@ class SessionFailed(RuntimeEvent):
 
 
 @dataclass(frozen=True)
-class LogEvent(RuntimeEvent):
+class LogEvent(RuntimeEvent, name="log"):
     """Something that a person may want to know.
 
     Attributes:
@@ -311,33 +291,27 @@ class LogEvent(RuntimeEvent):
         message: One line.
     """
 
-    name: ClassVar[str] = "log"
-
     level: int
     message: str
 
 
 @dataclass(frozen=True)
-class ObservationTransform(_RowsEvent):
+class ObservationTransform(_RowsEvent, name="transform_observation"):
     """Observations on their way to the model, to be changed.
 
     Attributes:
         observations: In Gymnasium's vector form. Fresh; may be changed in place and returned.
     """
 
-    name: ClassVar[str] = "transform_observation"
-
     observations: Any = field(repr=False)
 
 
 @dataclass(frozen=True)
-class ActionTransform(_RowsEvent):
+class ActionTransform(_RowsEvent, name="transform_action"):
     """Actions on their way to the env, to be changed.
 
     Attributes:
         actions: In Gymnasium's vector form. Fresh; may be changed in place and returned.
     """
-
-    name: ClassVar[str] = "transform_action"
 
     actions: Any = field(repr=False)

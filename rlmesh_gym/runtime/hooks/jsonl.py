@@ -1,8 +1,9 @@
-"""A hook that writes every event as one line of JSON."""
+"""Hooks that write lines of JSON: every event into a file, finished episodes into a journal."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from pathlib import Path
 from threading import Lock
@@ -14,12 +15,14 @@ from rlmesh_gym.runtime.hooks.table import OBSERVERS, RuntimeHooks
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from rlmesh_gym.runtime.hooks.events import RuntimeEvent
+    from rlmesh_gym.runtime.hooks.events import EpisodeCompleted, RuntimeEvent
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
+    from rlmesh_gym.runtime.report.records import EpisodeJournal, Row
 
-__all__ = ["JsonLinesRecorder"]
+
+_logger = logging.getLogger(__name__)
 
 _FLUSHED = frozenset({"session_started", "episode_completed", "log"})
 _LAST = frozenset({"session_ended", "session_failed"})
@@ -83,3 +86,39 @@ class JsonLinesRecorder(RuntimeHooks):
     def on_telemetry(self, snapshot: TelemetrySnapshot) -> None:
         """Write the rows of the snapshot."""
         self._write({"event": "on_telemetry", **snapshot.to_dict()})
+
+
+class EpisodeRecorder(RuntimeHooks):
+    """Appends finished episodes to a journal; those that the end of the run cut off it leaves out.
+
+    Args:
+        journal: Open; it stays open.
+        indices: Of a run that plays a part of a larger plan: the place in that plan of each of its
+            own episodes. None keeps the run's own numbers.
+
+    Attributes:
+        unwritten: Rows of finished episodes that the disk did not take.
+    """
+
+    def __init__(self, journal: EpisodeJournal, indices: Sequence[int] | None = None) -> None:
+        self.journal: EpisodeJournal = journal
+        self.unwritten: list[Row] = []
+        self._indices = indices
+
+    def episode_completed(self, event: EpisodeCompleted) -> None:
+        """Write the episode down, unless it was interrupted."""
+        if event.episode.interrupted:
+            return
+        row: Row = event.episode.to_dict()
+        if self._indices is not None:
+            row["index"] = self._indices[event.episode.index]
+        try:
+            self.journal.append(row)
+        except OSError as error:
+            if not self.unwritten:
+                _logger.warning(
+                    "%s takes no more episodes (%s); they are kept for the report",
+                    self.journal.path,
+                    error.strerror or error,
+                )
+            self.unwritten.append(row)

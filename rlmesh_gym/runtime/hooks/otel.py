@@ -13,11 +13,9 @@ from rlmesh_gym._version import __version__
 from rlmesh_gym.runtime.hooks.table import RuntimeHooks
 
 if TYPE_CHECKING:
-    from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.hooks import events
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
-__all__ = ["OpenTelemetryHooks"]
 
 _SCOPE = "rlmesh_gym.runtime"
 _NS = 1_000_000_000
@@ -39,7 +37,13 @@ class OpenTelemetryHooks(RuntimeHooks):
     """
 
     def __init__(self, tracer_provider: Any = None, meter_provider: Any = None) -> None:
-        trace, metrics = _import_api()
+        try:
+            trace = import_module("opentelemetry.trace")
+            metrics = import_module("opentelemetry.metrics")
+        except ImportError as error:
+            raise ImportError(
+                'OpenTelemetryHooks needs OpenTelemetry: pip install "rlmesh-gym[otel]"'
+            ) from error
         self._trace = trace
         self._tracer = trace.get_tracer(_SCOPE, __version__, tracer_provider)
         meter = metrics.get_meter(_SCOPE, __version__, meter_provider)
@@ -78,11 +82,15 @@ class OpenTelemetryHooks(RuntimeHooks):
         episode = event.episode
         context = None if self._run is None else self._trace.set_span_in_context(self._run)
         begun = int(episode.started_at * _NS)
+        names = ("episode_id", "lane", "endpoint", "seed", "length", "success", "end")
+        told = {f"rlmesh.{name}": getattr(episode, name) for name in names}
+        told["rlmesh.return"] = episode.episode_return
+        known = {name: value for name, value in told.items() if value is not None}
         span = self._tracer.start_span(
             "rlmesh_gym.episode",
             context=context,
             start_time=begun,
-            attributes={**self._attributes, **_span_attributes(episode)},
+            attributes={**self._attributes, **known},
         )
         span.end(begun + int(episode.duration * _NS))
         labels = {**self._attributes, "rlmesh.end": episode.end}
@@ -116,26 +124,3 @@ class OpenTelemetryHooks(RuntimeHooks):
     def _end_run(self) -> None:
         self._run.end()
         self._run = None
-
-
-def _span_attributes(episode: EpisodeRecord) -> dict[str, Any]:
-    found = {
-        "rlmesh.episode_id": episode.episode_id,
-        "rlmesh.lane": episode.lane,
-        "rlmesh.endpoint": episode.endpoint,
-        "rlmesh.seed": episode.seed,
-        "rlmesh.length": episode.length,
-        "rlmesh.return": episode.episode_return,
-        "rlmesh.success": episode.success,
-        "rlmesh.end": episode.end,
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _import_api() -> tuple[Any, Any]:
-    try:
-        return import_module("opentelemetry.trace"), import_module("opentelemetry.metrics")
-    except ImportError as error:
-        raise ImportError(
-            'OpenTelemetryHooks needs OpenTelemetry: pip install "rlmesh-gym[otel]"'
-        ) from error

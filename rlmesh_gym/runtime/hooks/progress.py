@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.hooks import events
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
-__all__ = ["ProgressBar"]
-
 
 class ProgressBar(RuntimeHooks):
     """A tqdm bar over episodes, or over steps where the run has no number of episodes.
@@ -28,12 +26,6 @@ class ProgressBar(RuntimeHooks):
     def __init__(self, **options: Any) -> None:
         self._options = options
         self._bar: Any = None
-        self._counts_steps = False
-        self._count = 0
-        self._return = 0.0
-        self._successes = 0
-        self._judged = 0
-        self._latency = ""
 
     def session_started(self, event: events.SessionStarted) -> None:
         """Open the bar."""
@@ -41,19 +33,15 @@ class ProgressBar(RuntimeHooks):
         self._count = self._successes = self._judged = 0
         self._return = 0.0
         self._latency = ""
-        self._bar = tqdm(
-            **{
-                "total": event.max_steps if self._counts_steps else event.max_episodes,
-                "unit": "step" if self._counts_steps else "ep",
-                "desc": event.env_id,
-                "dynamic_ncols": True,
-                **self._options,
-            }
-        )
+        total, unit = event.max_episodes, "ep"
+        if self._counts_steps:
+            total, unit = event.max_steps, "step"
+        shown = {"total": total, "unit": unit, "desc": event.env_id, "dynamic_ncols": True}
+        self._bar = tqdm(**{**shown, **self._options})
 
     def step_completed(self, event: events.StepCompleted) -> None:
         """Move on where steps are counted."""
-        if self._counts_steps and self._bar is not None:
+        if self._bar is not None and self._counts_steps:
             self._bar.update(len(event.lanes))
 
     def episode_completed(self, event: events.EpisodeCompleted) -> None:

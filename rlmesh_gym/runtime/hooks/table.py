@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlmesh_gym.errors import ConfigurationError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.hooks.events import LogEvent
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
-__all__ = ["OBSERVERS", "TRANSFORMS", "CompositeHooks", "HookTable", "RuntimeHooks", "as_hooks"]
 
 _logger = logging.getLogger(__name__)
 
@@ -97,21 +97,10 @@ class RuntimeHooks:
         del event
 
 
-OBSERVERS = (
-    "env_connected",
-    "model_connected",
-    "session_started",
-    "episode_started",
-    "observation_emitted",
-    "action_received",
-    "step_completed",
-    "episode_completed",
-    "on_telemetry",
-    "session_ended",
-    "session_failed",
-    "log",
-)
 TRANSFORMS = ("transform_observation", "transform_action")
+OBSERVERS = tuple(
+    name for name in vars(RuntimeHooks) if not name.startswith("_") and name not in TRANSFORMS
+)
 
 
 class CompositeHooks(RuntimeHooks):
@@ -122,14 +111,12 @@ class CompositeHooks(RuntimeHooks):
     """
 
     def __init__(self, hooks: Iterable[RuntimeHooks]) -> None:
-        self.hooks: tuple[RuntimeHooks, ...] = tuple(_flatten(hooks))
+        self.hooks: tuple[RuntimeHooks, ...] = _flatten(hooks)
 
 
-def _flatten(hooks: Iterable[RuntimeHooks]) -> list[RuntimeHooks]:
-    flat: list[RuntimeHooks] = []
-    for hook in hooks:
-        flat.extend(hook.hooks if isinstance(hook, CompositeHooks) else [hook])
-    return flat
+def _flatten(hooks: Iterable[RuntimeHooks]) -> tuple[RuntimeHooks, ...]:
+    parts = (hook.hooks if isinstance(hook, CompositeHooks) else (hook,) for hook in hooks)
+    return tuple(chain.from_iterable(parts))
 
 
 def _overridden(hook: RuntimeHooks, name: str) -> Callable[[Any], Any] | None:
@@ -141,16 +128,11 @@ def _overridden(hook: RuntimeHooks, name: str) -> Callable[[Any], Any] | None:
 
 
 def as_hooks(hooks: RuntimeHooks | Iterable[RuntimeHooks] | None) -> tuple[RuntimeHooks, ...]:
-    """Return the hooks of a run one by one, whether one was given, several or none.
+    """The hooks of a run one by one, whether one was given, several or none.
 
     A hook is whatever has a method of the right name; it need not be a :class:`RuntimeHooks`.
-
-    Raises:
-        ConfigurationError: Something among them would never be called.
     """
-    if hooks is None:
-        return ()
-    given: list[Any] = [hooks]
+    given: list[Any] = [] if hooks is None else [hooks]
     if not _is_hook(hooks) and isinstance(hooks, Iterable) and not isinstance(hooks, (str, bytes)):
         given = list(hooks)
     for hook in given:
@@ -160,13 +142,11 @@ def as_hooks(hooks: RuntimeHooks | Iterable[RuntimeHooks] | None) -> tuple[Runti
                 f"hooks have methods such as {OBSERVERS[3]} or {TRANSFORMS[0]}, got {hook!r}; "
                 f"{advice}"
             )
-    return tuple(_flatten(given))
+    return _flatten(given)
 
 
 def _is_hook(candidate: Any) -> bool:
-    if isinstance(candidate, type):
-        return False
-    return isinstance(candidate, RuntimeHooks) or any(
+    return not isinstance(candidate, type) and any(
         callable(getattr(candidate, name, None)) for name in (*OBSERVERS, *TRANSFORMS)
     )
 
@@ -175,27 +155,19 @@ class HookTable:
     """Which hooks listen to which event, looked up once when a run starts.
 
     The driver asks ``listens`` before it makes an event, so an event without listeners costs one
-    dictionary look-up.
-
-    Args:
-        hooks: From :func:`as_hooks`.
-        make_log: Makes the event for the ``log`` hook.
+    dictionary look-up. ``make_log`` makes the event for the ``log`` hook.
     """
 
     def __init__(
-        self,
-        hooks: Sequence[RuntimeHooks],
-        make_log: Callable[[int, str], LogEvent],
+        self, hooks: Sequence[RuntimeHooks], make_log: Callable[[int, str], LogEvent]
     ) -> None:
         self._make_log = make_log
         self._failed: set[tuple[int, str]] = set()
-        self._table: dict[str, tuple[Callable[[Any], Any], ...]] = {}
+        self._table: dict[str, list[Callable[[Any], Any]]] = {}
         for name in (*OBSERVERS, *TRANSFORMS):
-            found = tuple(
-                method for hook in hooks if (method := _overridden(hook, name)) is not None
-            )
-            if found:
-                self._table[name] = found
+            found = [_overridden(hook, name) for hook in hooks]
+            if listeners := [method for method in found if method is not None]:
+                self._table[name] = listeners
 
     def listens(self, name: str) -> bool:
         """Whether any hook overrides this method."""
@@ -204,9 +176,7 @@ class HookTable:
     def emit(self, name: str, event: Any) -> None:
         """Call every listener; what one raises is logged.
 
-        Raises:
-            BaseException: A listener was interrupted or calls ``sys.exit``; raised when the others
-                have heard of the event.
+        An interrupt or ``sys.exit`` in one is raised when the others have heard of the event.
         """
         leaving: BaseException | None = None
         for position, method in enumerate(self._table.get(name, ())):
@@ -228,14 +198,8 @@ class HookTable:
     def transform(self, name: str, event: E, value: Any, rebuild: Callable[[E, Any], E]) -> Any:
         """Chain a transform through every hook that overrides it; what one raises goes through.
 
-        Args:
-            name: The transform.
-            event: What the first hook gets.
-            value: What to return if no hook changes anything.
-            rebuild: Makes the next hook's event from the last one and a changed value.
-
-        Returns:
-            The last hook's value, or ``value`` itself.
+        ``rebuild`` makes the next hook's event from the last one and a changed value; ``value`` is
+        returned if no hook changes anything.
         """
         for method in self._table.get(name, ()):
             changed = method(event)
@@ -250,14 +214,8 @@ class HookTable:
         first = (position, name) not in self._failed
         self._failed.add((position, name))
         owner = type(getattr(method, "__self__", method)).__name__
-        level = logging.ERROR if first else logging.DEBUG
-        _logger.log(
-            level,
-            "hook %s.%s raised; the run goes on",
-            owner,
-            name,
-            exc_info=error if first else None,
-        )
+        level, shown = (logging.ERROR, error) if first else (logging.DEBUG, None)
+        _logger.log(level, "hook %s.%s raised; the run goes on", owner, name, exc_info=shown)
         if first and name != "log" and self.listens("log"):
             message = f"hook {owner}.{name} raised {type(error).__name__}: {error}"
             self.emit("log", self._make_log(logging.ERROR, message))

@@ -16,17 +16,14 @@ from rlmesh_gym.runtime.hooks.table import RuntimeHooks
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     from rlmesh_gym.runtime.hooks import events
 
-__all__ = ["VideoRecorder"]
 
 _logger = logging.getLogger(__name__)
-
-_SETTLES_LATE = "SAME_STEP"
 
 
 class _Recording:
@@ -101,7 +98,7 @@ class VideoRecorder(RuntimeHooks):
 
     def session_started(self, event: events.SessionStarted) -> None:
         """Learn when an ended lane still shows its last frame."""
-        self._is_settled_late = _SETTLES_LATE in event.autoreset_mode
+        self._is_settled_late = "SAME_STEP" in event.autoreset_mode
         self._recordings = {}
         self._gave_up = False
 
@@ -156,14 +153,11 @@ class VideoRecorder(RuntimeHooks):
 
 
 def _save_gif(path: Path, recording: _Recording, fps: int) -> None:
-    def rest() -> Iterator[Image.Image]:
-        for place in range(1, len(recording)):
-            yield Image.fromarray(recording[place])
-
+    rest = (Image.fromarray(recording[place]) for place in range(1, len(recording)))
     # The format counts in hundredths of a second; viewers slow down anything below two of them.
     duration = max(20, round(1000 / fps))
     Image.fromarray(recording[0]).save(
-        path, save_all=True, append_images=rest(), duration=duration, loop=0
+        path, save_all=True, append_images=rest, duration=duration, loop=0
     )
 
 

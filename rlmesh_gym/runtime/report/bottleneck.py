@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.runtime.report.metrics import CallTiming
 
-__all__ = ["Bottleneck", "TimeShares"]
 
 _NAMES = {
     "env": "the environment",
@@ -44,51 +43,32 @@ class Bottleneck(PlainData):
 
 @dataclass
 class TimeShares:
-    """Adds up where a run's time goes, in seconds.
+    """Adds up where a run's time goes, in seconds."""
 
-    Attributes:
-        env: The environments at work.
-        policy: The model at work, waiting in its queue included.
-        wire: Waiting for calls while neither was at work.
-        env_wait: Waiting for env calls, wire included.
-        policy_wait: Waiting for the model, wire included.
-    """
+    env: float = 0.0  # The environments at work.
+    policy: float = 0.0  # The model at work, waiting in its queue included.
+    env_wait: float = 0.0  # Waiting for env calls, wire included.
+    policy_wait: float = 0.0  # Waiting for the model, wire included.
 
-    env: float = 0.0
-    policy: float = 0.0
-    wire: float = 0.0
-    env_wait: float = 0.0
-    policy_wait: float = 0.0
+    @property
+    def wire(self) -> float:
+        """Waiting for calls while neither was at work."""
+        return max(0.0, self.env_wait + self.policy_wait - self.env - self.policy)
 
     def add_env(self, waited: float, timings: Sequence[CallTiming]) -> None:
         """Take in calls that were waited for together, ``waited`` seconds in all."""
-        work = self._work(waited, timings)
-        self.env += work
+        self.env += _work(waited, timings)
         self.env_wait += waited
-        self.wire += waited - work
 
     def add_policy(self, waited: float, timings: Sequence[CallTiming]) -> None:
         """Take in calls that were waited for together, ``waited`` seconds in all."""
-        work = self._work(waited, timings)
-        self.policy += work
+        self.policy += _work(waited, timings)
         self.policy_wait += waited
-        self.wire += waited - work
-
-    @staticmethod
-    def _work(waited: float, timings: Sequence[CallTiming]) -> float:
-        known = [work for timing in timings if (work := timing.work_ns) is not None]
-        if not known:
-            return waited  # Nobody says what part of it was the wire.
-        # Endpoints work side by side, so the slowest is what was waited for.
-        return min(waited, max(0.0, max(known) / 1e9))
 
     def bottleneck(self, duration: float, *, longer_horizon_helps: bool = True) -> Bottleneck:
         """Say what bound a run whose loop took ``duration`` seconds.
 
-        Args:
-            duration: Seconds.
-            longer_horizon_helps: False where the model gives fewer frames than were asked for, so
-                that asking for more changes nothing.
+        A longer horizon helps nothing where the model gives fewer frames than were asked for.
         """
         parts = {"env": self.env, "wire": self.wire, "policy": self.policy}
         parts["loop"] = max(0.0, duration - sum(parts.values()))
@@ -108,3 +88,11 @@ class TimeShares:
             f"({others}); {advice}."
         )
         return Bottleneck(sentence, shares)
+
+
+def _work(waited: float, timings: Sequence[CallTiming]) -> float:
+    known = [work for timing in timings if (work := timing.work_ns) is not None]
+    if not known:
+        return waited  # Nobody says what part of it was the wire.
+    # Endpoints work side by side, so the slowest is what was waited for.
+    return min(waited, max(0.0, max(known) / 1e9))

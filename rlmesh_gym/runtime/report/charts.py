@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["histogram", "moving_mean", "nice_ticks", "series", "split_bar"]
 
 # Units of the stretched coordinate system; strokes and dots are in screen pixels.
 _WIDTH = 1000.0
@@ -49,11 +48,7 @@ def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def moving_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Mean of the last ``window`` values at each place, of fewer at the beginning.
-
-    Returns:
-        A fresh float64 array of the same length.
-    """
+    """Mean of the last ``window`` values at each place, of fewer at the beginning."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, values.size + 1)
     begins = np.maximum(0, ends - max(1, window))
@@ -62,12 +57,9 @@ def moving_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]
 
 
 def histogram(values: NDArray[np.float64], *, label: str, integer: bool = False) -> str:
-    """Draw how often which value came.
+    """Draw how often which of some finite values (at least one) came.
 
-    Args:
-        values: Finite values, at least one.
-        label: What the values are, such as ``"return"``.
-        integer: The values are whole numbers; bins then begin and end between two of them.
+    Of whole numbers (``integer``) bins begin and end between two of them.
     """
     low, high = float(values.min()), float(values.max())
     if max(-low, high) > _LARGEST:
@@ -75,10 +67,7 @@ def histogram(values: NDArray[np.float64], *, label: str, integer: bool = False)
     edges = _bin_edges(values, low, high, integer=integer)
     counts = np.histogram(values, bins=edges)[0]
     peak = int(counts.max())
-    ticks = [tick for tick in nice_ticks(0, peak) if tick == int(tick)]
     x_ticks = nice_ticks(float(edges[0]), float(edges[-1]))
-    if integer:
-        x_ticks = [tick for tick in x_ticks if tick == int(tick)]
     bars = []
     width = _WIDTH / counts.size
     for place, count in enumerate(counts.tolist()):
@@ -98,26 +87,19 @@ def histogram(values: NDArray[np.float64], *, label: str, integer: bool = False)
     return _frame(
         "".join(bars),
         summary=summary,
-        x_ticks=_places(x_ticks, edges[0], edges[-1]),
-        y_ticks=_places(ticks, 0, peak),
+        x_ticks=_places(_whole(x_ticks) if integer else x_ticks, edges[0], edges[-1]),
+        y_ticks=_places(_whole(nice_ticks(0, peak)), 0, peak),
         x_label=label,
         y_label="episodes",
     )
 
 
-def series(values: NDArray[np.float64], *, label: str, window: int | None = None) -> str:
-    """Draw values in their order, with the mean over the last ``window`` of them.
-
-    Args:
-        values: Finite values, at least one.
-        label: What the values are.
-        window: Of the moving mean; a twentieth of the values, five at least, if None.
-    """
+def series(values: NDArray[np.float64], *, label: str) -> str:
+    """Draw finite values (at least one) in their order, with their moving mean."""
     low, high = float(values.min()), float(values.max())
     if max(-low, high) > _LARGEST:
         return _too_wide(low, high)
-    if window is None:
-        window = max(5, values.size // 20)
+    window = max(5, values.size // 20)
     margin = 0.05 * (high - low) or max(1.0, abs(high) * 0.1)
     bottom, top = low - margin, high + margin
     count = values.size
@@ -126,15 +108,13 @@ def series(values: NDArray[np.float64], *, label: str, window: int | None = None
     mean_y = (top - moving_mean(values, window)) / (top - bottom) * _HEIGHT
     cloud = _dots(x, y) if count <= _MOST_DOTS else _band(x, y)
     columns = np.unique(np.linspace(0, count - 1, min(count, 2 * _COLUMNS)).astype(np.int64))
-    line = "L".join(f"{x[place]:.1f} {mean_y[place]:.1f}" for place in columns.tolist())
     title = f"mean of the last {window:,} episodes"
+    line = "L".join(_points(x[columns], mean_y[columns]))
     shapes = f'{cloud}<path class="line" d="M{line}"><title>{title}</title></path>'
     summary = (
         f"{label.capitalize()} of {count:,} episodes in order, from {format_number(low)} to "
         f"{format_number(high)}, with the {title}."
     )
-    last = max(1, count)
-    x_ticks = [tick for tick in nice_ticks(1, last) if tick == int(tick)] if count > 1 else [1.0]
     cloud_name = "episode" if count <= _MOST_DOTS else "range of episodes"
     legend = (
         f'<p class="legend"><span><span class="key dot"></span>{cloud_name}</span>'
@@ -143,7 +123,7 @@ def series(values: NDArray[np.float64], *, label: str, window: int | None = None
     return legend + _frame(
         shapes,
         summary=summary,
-        x_ticks=[((tick - 0.5) / count, format_number(tick)) for tick in x_ticks],
+        x_ticks=_places(_whole(nice_ticks(1, count)), 0.5, count + 0.5),
         y_ticks=_places(nice_ticks(bottom, top), bottom, top),
         x_label="episode",
         y_label=label,
@@ -151,12 +131,7 @@ def series(values: NDArray[np.float64], *, label: str, window: int | None = None
 
 
 def split_bar(parts: Sequence[tuple[str, float, str]], *, label: str) -> str:
-    """Draw one bar divided into parts, with a legend of names and percentages.
-
-    Args:
-        parts: Name, share (they sum to at most 1) and colour class of each.
-        label: What is divided.
-    """
+    """Draw one bar divided into parts (name, share, colour class), with a legend."""
     shown = [part for part in parts if part[1] > 0]
     text = ", ".join(f"{name} {share:.1%}" for name, share, _ in shown)
     segments = "".join(
@@ -199,22 +174,26 @@ def _span_text(begin: float, end: float, *, integer: bool) -> str:
 
 def _dots(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
     # A stroke of no length with round ends stays a circle however the picture is stretched.
-    marks = "".join(f"M{a:.1f} {b:.1f}h0" for a, b in zip(x.tolist(), y.tolist(), strict=True))
-    return f'<path class="dots" d="{marks}"/>'
+    return f'<path class="dots" d="{"".join(f"M{point}h0" for point in _points(x, y))}"/>'
 
 
 def _band(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
     starts = np.unique(np.linspace(0, y.size, _COLUMNS + 1).astype(np.int64))[:-1]
     least, greatest = np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
-    middles = x[starts]
-    upper = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(middles, least, strict=True))
-    lower = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(middles[::-1], greatest[::-1], strict=True))
-    return f'<path class="band" d="M{upper}L{lower}Z"/>'
+    there, back = _points(x[starts], least), _points(x[starts], greatest)[::-1]
+    return f'<path class="band" d="M{"L".join(there + back)}Z"/>'
+
+
+def _points(x: NDArray[np.float64], y: NDArray[np.float64]) -> list[str]:
+    return [f"{a:.1f} {b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+
+
+def _whole(ticks: Sequence[float]) -> list[float]:
+    return [tick for tick in ticks if tick == int(tick)]
 
 
 def _places(ticks: Sequence[float], low: float, high: float) -> list[tuple[float, str]]:
-    span = float(high) - float(low)
-    return [((tick - float(low)) / span, format_number(tick)) for tick in ticks]
+    return [((tick - low) / (high - low), format_number(tick)) for tick in ticks]
 
 
 def _frame(

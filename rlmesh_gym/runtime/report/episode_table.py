@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.episodes import EpisodeRecord
 
-__all__ = ["episode_section", "episodes_html", "episodes_text"]
 
 _PAGE_ROWS = 25
 # About 90 bytes a row, so that the largest page stays below two megabytes.
@@ -42,6 +41,7 @@ _COLUMNS = (
     ("episode id", "id"),
 )
 _NUMERIC = {"number", "seed"}
+_CLASSES = {**dict.fromkeys(_NUMERIC, " class=num"), "id": " class=id"}
 _TEXT_COLUMNS = (8, 1, 2, 3, 4, 5, 6, 7)  # In text the id comes first, as a row's name.
 
 
@@ -109,12 +109,8 @@ def episode_section(episodes: Sequence[EpisodeRecord]) -> str:
     if not episodes:
         return ""
     listed = [_values(place, episode) for place, episode in enumerate(episodes[:_MOST_ROWS], 1)]
-    note = ""
-    if len(episodes) > _MOST_ROWS:
-        note = (
-            f'<p class="note">The first {_MOST_ROWS:,} of {len(episodes):,} episodes; '
-            "episodes.csv has them all.</p>"
-        )
+    first = f"The first {_MOST_ROWS:,} of {len(episodes):,} episodes; episodes.csv has them all."
+    note = f'<p class="note">{first}</p>' if len(episodes) > _MOST_ROWS else ""
     heads = "".join(
         f'<th scope="col" data-kind="{kind}"{" class=num" if kind in _NUMERIC else ""}>{name}</th>'
         for name, kind in _COLUMNS
@@ -141,11 +137,11 @@ def episode_section(episodes: Sequence[EpisodeRecord]) -> str:
 
 
 def _row_html(row: Sequence[Any]) -> str:
-    cells = []
-    for value, (_, kind) in zip(row, _COLUMNS, strict=True):
-        place = " class=num" if kind in _NUMERIC else " class=id" if kind == "id" else ""
-        cells.append(f"<td{place}>{escape(_text(value))}</td>")
-    return f"<tr>{''.join(cells)}</tr>"
+    cells = "".join(
+        f"<td{_CLASSES.get(kind, '')}>{escape(_text(value))}</td>"
+        for value, (_, kind) in zip(row, _COLUMNS, strict=True)
+    )
+    return f"<tr>{cells}</tr>"
 
 
 def _script_json(data: Any) -> str:

@@ -10,18 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "count_of",
-    "escape",
-    "fact_lines",
-    "format_bytes",
-    "format_duration",
-    "format_number",
-    "format_unit",
-    "html_table",
-    "one_line",
-    "text_table",
-]
 
 _LONGEST_TEXT = 300
 _THOUSAND = 1000.0

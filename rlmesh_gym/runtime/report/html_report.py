@@ -17,28 +17,17 @@ import numpy as np
 from rlmesh_gym._version import __version__
 from rlmesh_gym.runtime.report.charts import histogram, series, split_bar
 from rlmesh_gym.runtime.report.episode_table import episode_section
-from rlmesh_gym.runtime.report.formatting import (
-    count_of,
-    escape,
-    format_duration,
-    format_number,
-)
+from rlmesh_gym.runtime.report.formatting import count_of, escape, format_duration, format_number
 
 if TYPE_CHECKING:
     from rlmesh_gym.episodes import EpisodeStatistics
     from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
     from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
-__all__ = ["html_report"]
 
 _SIGNIFICANT = 6
 
-_SHARES = (
-    ("env", "environment", "env"),
-    ("wire", "wire", "wire"),
-    ("policy", "policy", "policy"),
-    ("loop", "the loop itself", "loop"),
-)
+_SHARES = {"env": "environment", "wire": "wire", "policy": "policy", "loop": "the loop itself"}
 _PHASES = (
     ("endpoint.queue", "queue", "queue"),
     ("endpoint.decode", "decode", "decode"),
@@ -49,14 +38,7 @@ _PHASES = (
 
 
 def html_report(report: RuntimeReport) -> str:
-    """Write the page.
-
-    Args:
-        report: Of a finished, failed or interrupted run; any number of episodes.
-
-    Returns:
-        A complete HTML document, to be encoded as UTF-8.
-    """
+    """The page of a finished, failed or interrupted run, to be encoded as UTF-8."""
     assets = files("rlmesh_gym.runtime.report") / "assets"
     style = (assets / "report.css").read_text("utf-8")
     script = (assets / "report.js").read_text("utf-8")
@@ -90,15 +72,13 @@ def html_report(report: RuntimeReport) -> str:
 
 
 def _heading(report: RuntimeReport) -> str:
-    kind, text = "good", "finished"
-    if report.error is not None:
-        kind, text = "bad", "failed"
-    elif report.stop_reason.startswith("cancelled"):
-        kind, text = "warn", "stopped early"
     lanes = count_of(report.num_envs, "lane")
-    # A failure says more than the word "failed".
-    reason = "" if report.error is not None else f", ended by {escape(report.stop_reason)}"
-    cause = "" if report.error is None else f'<p class="error">{escape(report.error, 2000)}</p>'
+    reason, cause = f", ended by {escape(report.stop_reason)}", ""
+    kind, text = ("good", "finished") if report.succeeded else ("warn", "stopped early")
+    if report.error is not None:
+        # A failure says more than the word "failed".
+        reason, cause = "", f'<p class="error">{escape(report.error, 2000)}</p>'
+        kind, text = "bad", "failed"
     return (
         f'<header><div class="title"><h1>{escape(report.env_id or "(no env id)", 120)}</h1>'
         f'<span class="badge {kind}">{text}</span></div>'
@@ -119,10 +99,9 @@ def _tiles(report: RuntimeReport) -> str:
 
 def _time_split(report: RuntimeReport) -> str:
     shares = report.bottleneck.shares
-    parts = [(text, max(0.0, shares.get(name, 0.0)), kind) for name, text, kind in _SHARES]
-    bar = ""
-    if any(share > 0 for _, share, _ in parts):
-        bar = split_bar(parts, label="Time of the run by part")
+    parts = [(text, max(0.0, shares.get(name, 0.0)), name) for name, text in _SHARES.items()]
+    drawn = any(share > 0 for _, share, _ in parts)
+    bar = split_bar(parts, label="Time of the run by part") if drawn else ""
     notes = "".join(f'<p class="note">Note: {escape(note)}.</p>' for note in report.notes)
     per_call = "".join(
         _call_split(report.telemetry, operation)
@@ -158,14 +137,13 @@ def _call_split(snapshot: TelemetrySnapshot, operation: str) -> str:
 
 def _charts(statistics: EpisodeStatistics) -> str:
     returns, lengths = statistics.returns, statistics.lengths
-    if statistics.completed == 0:
-        return _card(
-            "Returns",
-            '<p class="note">No episode was completed, so there is nothing to draw. The facts '
-            "below tell what was asked for.</p>",
-        )
     note = ""
-    if returns.left_out:
+    if statistics.completed == 0:
+        note = (
+            '<p class="note">No episode was completed, so there is nothing to draw. The facts '
+            "below tell what was asked for.</p>"
+        )
+    elif returns.left_out:
         note = f'<p class="note">Left out: {returns.left_out:,} returns that are not finite.</p>'
     if returns.values.size == 0:
         return _card("Returns", note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rlmesh_gym.plain_data import PlainData
 from rlmesh_gym.runtime.report.formatting import (
@@ -15,18 +15,9 @@ from rlmesh_gym.runtime.report.formatting import (
     text_table,
 )
 
-__all__ = [
-    "ENV_RESET",
-    "ENV_STEP",
-    "METRICS",
-    "MODEL_PREDICT",
-    "OPERATIONS",
-    "CallTiming",
-    "HeldByModel",
-    "Metric",
-    "TelemetryRow",
-    "TelemetrySnapshot",
-]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 MODEL_PREDICT = "model.predict"
 ENV_STEP = "env.step"
@@ -36,6 +27,14 @@ OPERATIONS = (MODEL_PREDICT, ENV_STEP, ENV_RESET)
 _HEADER = ("operation", "metric", "count", "avg", "p50", "p95", "p99", "total")
 # A model hears of an episode's end with its next call, and may hold both for that long.
 _SLACK = 3
+# One family per unit: a summary's samples must share it. The operation and metric are labels.
+_FAMILIES = {
+    "s": ("rlmesh_gym_time_seconds", "Time by operation and metric, in seconds."),
+    "bytes": ("rlmesh_gym_message_bytes", "Message size by operation and metric, in bytes."),
+}
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_NON_FINITE = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
+_OTHER = ("rlmesh_gym_sample", "Other samples by operation and metric, without a unit.")
 
 
 class Metric(NamedTuple):
@@ -145,10 +144,6 @@ class HeldByModel(PlainData):
         )
 
 
-def _read_pending(pending: tuple[str, float] | None) -> tuple[str, float] | None:
-    return None if pending is None else (str(pending[0]), float(pending[1]))
-
-
 @dataclass(frozen=True)
 class TelemetrySnapshot(PlainData):
     """All rows of one horizon at one moment.
@@ -169,8 +164,8 @@ class TelemetrySnapshot(PlainData):
 
     _READERS = {  # noqa: RUF012 - ClassVar in the base class
         "rows": lambda rows: tuple(map(TelemetryRow.from_dict, rows)),
-        "pending": _read_pending,
-        "held": lambda held: None if held is None else HeldByModel.from_dict(held),
+        "pending": lambda pending: pending and (str(pending[0]), float(pending[1])),
+        "held": lambda held: held and HeldByModel.from_dict(held),
     }
 
     horizon: Literal["window", "session"]
@@ -185,10 +180,8 @@ class TelemetrySnapshot(PlainData):
 
     def row(self, operation: str, metric: str) -> TelemetryRow | None:
         """Return the row of this operation and metric, None without samples."""
-        for row in self.rows:
-            if row.operation == operation and row.metric == metric:
-                return row
-        return None
+        wanted = operation, metric
+        return next((row for row in self.rows if (row.operation, row.metric) == wanted), None)
 
     @property
     def _title(self) -> str:
@@ -216,3 +209,49 @@ class TelemetrySnapshot(PlainData):
         if not self.rows:
             return f"<p>{escape(self._title)}</p>"
         return html_table(_HEADER, self._cells, left=(0, 1), caption=self._title)
+
+
+def prometheus_text(snapshot: TelemetrySnapshot) -> str:
+    """Write ``snapshot`` in Prometheus's text exposition format (version 0.0.4).
+
+    Every telemetry row becomes a summary with the quantiles 0.5, 0.95 and 0.99, its sum and its
+    count, labelled with session, horizon, operation and metric. Serve it under ``/metrics`` with
+    the type ``text/plain; version=0.0.4``, or write it where a node exporter's textfile collector
+    looks.
+
+    Returns:
+        Text that ends with a newline, as the format asks.
+    """
+    labels = {"session": snapshot.session_id, "horizon": snapshot.horizon}
+    families: dict[tuple[str, str], list[TelemetryRow]] = {}
+    for row in snapshot.rows:
+        families.setdefault(_FAMILIES.get(row.unit, _OTHER), []).append(row)
+    lines: list[str] = []
+    for (name, text), rows in families.items():
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} summary"]
+        for row in rows:
+            own = {**labels, "operation": row.operation, "metric": row.metric}
+            for quantile, value in (("0.5", row.p50), ("0.95", row.p95), ("0.99", row.p99)):
+                lines.append(_sample(name, {**own, "quantile": quantile}, value))
+            lines += [
+                _sample(f"{name}_sum", own, row.total),
+                _sample(f"{name}_count", own, row.count),
+            ]
+    lines += [
+        "# HELP rlmesh_gym_horizon_seconds Time that the snapshot covers, in seconds.",
+        "# TYPE rlmesh_gym_horizon_seconds gauge",
+        _sample("rlmesh_gym_horizon_seconds", labels, snapshot.duration),
+        "# HELP rlmesh_gym_pending_seconds For how long the operation in flight has been waiting.",
+        "# TYPE rlmesh_gym_pending_seconds gauge",
+    ]
+    if snapshot.pending is not None:
+        operation, seconds = snapshot.pending
+        own = {**labels, "operation": operation}
+        lines.append(_sample("rlmesh_gym_pending_seconds", own, seconds))
+    return "\n".join(lines) + "\n"
+
+
+def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+    inner = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items())
+    number = repr(value)
+    return f"{name}{{{inner}}} {_NON_FINITE.get(number, number)}"

@@ -22,17 +22,7 @@ from rlmesh_gym.plain_data import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from types import TracebackType
 
-__all__ = [
-    "EPISODES_JSONL",
-    "EpisodeFile",
-    "EpisodeJournal",
-    "EpisodeKey",
-    "episode_key",
-    "read_episodes",
-    "remaining_seeds",
-]
 
 _logger = logging.getLogger(__name__)
 
@@ -55,10 +45,8 @@ class EpisodeKey(NamedTuple):
 
 def episode_key(row: Mapping[str, Any]) -> EpisodeKey:
     """The key of one row (``env_id``, ``seed``, ``episode_id``)."""
-    seed = row.get("seed")
-    return EpisodeKey(
-        str(row.get("env_id", "")), None if seed is None else int(seed), str(row["episode_id"])
-    )
+    env, seed = str(row.get("env_id", "")), row.get("seed")
+    return EpisodeKey(env, None if seed is None else int(seed), str(row["episode_id"]))
 
 
 @dataclass(frozen=True)
@@ -84,7 +72,9 @@ def read_episodes(path: str | os.PathLike[str]) -> EpisodeFile:
     Raises:
         ConfigurationError: There is no such file.
     """
-    source = _journal_path(path)
+    source = Path(path)
+    if source.is_dir() or not source.suffix:
+        source /= EPISODES_JSONL
     try:
         data = source.read_bytes()
     except FileNotFoundError:
@@ -94,8 +84,7 @@ def read_episodes(path: str | os.PathLike[str]) -> EpisodeFile:
     except OSError as error:
         raise ConfigurationError(f"{source} cannot be read: {error.strerror or error}") from error
     rows: list[Row] = []
-    damaged = 0
-    whole = 0
+    damaged = whole = 0
     for line in data.splitlines(keepends=True):
         row = _parse(line)
         if row is not None:
@@ -145,35 +134,33 @@ class EpisodeJournal:
         self.directory: Path = Path(directory)
         self.path: Path = self.directory / EPISODES_JSONL
         self._descriptor: int | None = None
-        self._rows: list[Row] = []
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             _lock(self._descriptor)
-            self._take_in()
-        except BlockingIOError as error:
-            self._drop()
-            raise ConfigurationError(
-                f"{self.path} is being written by another run; wait for its end, or name another "
-                "directory"
-            ) from error
+            self._rows = self._take_in()
         except OSError as error:
             self._drop()
-            raise ConfigurationError(
-                f"cannot write episodes to {self.path}: {error.strerror or error}"
-            ) from error
+            if isinstance(error, BlockingIOError):
+                message = (
+                    f"{self.path} is being written by another run; wait for its end, or name "
+                    "another directory"
+                )
+            else:
+                message = f"cannot write episodes to {self.path}: {error.strerror or error}"
+            raise ConfigurationError(message) from error
         self._keys = {episode_key(row) for row in self._rows}
 
-    def _take_in(self) -> None:
+    def _take_in(self) -> list[Row]:
         """Read the earlier lines and leave the file at the end of its last whole one."""
         earlier = read_episodes(self.path)
-        self._rows = _distinct(earlier.rows)
         with self.path.open("rb+") as file:
             file.truncate(earlier.whole_bytes)
             if earlier.whole_bytes:
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
+        return _distinct(earlier.rows)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -200,8 +187,10 @@ class EpisodeJournal:
         if key in self._keys:
             return False
         length = os.fstat(self._descriptor).st_size
+        # ASCII only: no reader takes an exotic line separator in a string for the end of a line.
+        text = json.dumps(plain, allow_nan=False, separators=(",", ":")) + "\n"
         try:
-            _write_all(self._descriptor, _line(plain))
+            _write_all(self._descriptor, text.encode("ascii"))
         except OSError:
             # Half a line would spoil the next one.
             os.ftruncate(self._descriptor, length)
@@ -219,30 +208,15 @@ class EpisodeJournal:
                 self._drop()
 
     def _drop(self) -> None:
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
             os.close(descriptor)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _journal_path(path: str | os.PathLike[str]) -> Path:
-    given = Path(path)
-    return given / EPISODES_JSONL if given.is_dir() or not given.suffix else given
-
-
-def _line(row: Row) -> bytes:
-    # ASCII only: no reader takes an exotic line separator in a string for the end of a line.
-    return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _parse(line: bytes) -> Row | None:
@@ -269,14 +243,12 @@ def _lock(descriptor: int) -> None:
     """
     try:
         import fcntl  # noqa: PLC0415 - not on every system
-    except ImportError:
-        return
-    try:
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if isinstance(error, BlockingIOError):
-            raise
-        _logger.debug("files of this file system cannot be locked", exc_info=True)
+    except BlockingIOError:
+        raise
+    except (ImportError, OSError):
+        _logger.debug("files of this system cannot be locked", exc_info=True)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -1,27 +1,41 @@
-"""A report as files: ``report.json``, ``report.html``, ``episodes.csv``, ``episodes.jsonl``.
+"""A report as files, and the report that joins those of several sessions, runs or machines.
 
 Each file is written beside its place and moved there, so that a reader never sees half of one.
+Joining decides by key what is the same episode; it reads and never writes.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
+import io
 import json
 import os
+from collections import Counter
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlmesh_gym.episodes import EpisodeRecord
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.plain_data import jsonable
+from rlmesh_gym.runtime.report.bottleneck import Bottleneck
 from rlmesh_gym.runtime.report.html_report import html_report
-from rlmesh_gym.runtime.report.records import EpisodeJournal
+from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
+from rlmesh_gym.runtime.report.records import (
+    EpisodeJournal,
+    EpisodeKey,
+    episode_key,
+    read_episodes,
+)
 from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["read_report", "write_episodes_csv", "write_report"]
+    from rlmesh_gym.runtime.report.records import Row
+
 
 EPISODES_CSV = "episodes.csv"
 REPORT_JSON = "report.json"
@@ -52,21 +66,19 @@ def write_report(
     """
     target = Path(directory)
     rows = [episode.to_dict() for episode in report.episodes]
-    text = json.dumps(report.to_dict(), allow_nan=False, indent=1)
-    page = html_report(report)
-
-    def write_text(content: str) -> Callable[[Path], Any]:
-        return lambda path: path.write_text(content, encoding="utf-8", errors="replace")
-
+    texts = {
+        REPORT_JSON: json.dumps(report.to_dict(), allow_nan=False, indent=1),
+        EPISODES_CSV: episodes_csv(rows),
+        REPORT_HTML: html_report(report),
+    }
     try:
         with EpisodeJournal(target) if journal is None else nullcontext(journal) as opened:
             for row in rows:
                 # A resumed run plays cut-off episodes anew.
                 if not row["interrupted"]:
                     opened.append(row)
-        _replace(target / REPORT_JSON, write_text(text))
-        _replace(target / EPISODES_CSV, lambda path: write_episodes_csv(rows, path))
-        _replace(target / REPORT_HTML, write_text(page))
+        for name, text in texts.items():
+            _replace(target / name, text)
     except OSError as error:
         raise ConfigurationError(
             f"cannot write the report to {target}: {error.strerror or error}"
@@ -92,18 +104,14 @@ def read_report(directory: str | os.PathLike[str]) -> RuntimeReport | None:
         ) from error
 
 
-def write_episodes_csv(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Write rows as a CSV table; nested values become JSON text in their cell.
-
-    The columns are the keys of all rows, in order of first appearance.
-    """
-    listed = list(rows)
-    columns = list(dict.fromkeys(key for row in listed for key in row))
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for row in listed:
-            writer.writerow([_cell(row.get(column)) for column in columns])
+def episodes_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a CSV table; the columns are the keys of all rows, nested values JSON text."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    return text.getvalue()
 
 
 def _cell(value: Any) -> Any:
@@ -113,10 +121,152 @@ def _cell(value: Any) -> Any:
     return "" if plain is None else plain
 
 
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+def _replace(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write(beside)
+        beside.write_bytes(text.encode("utf-8", "replace"))
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class MergeSummary:
+    """What ``merge_episodes`` found.
+
+    Attributes:
+        rows: The distinct episodes, in the order of the sources.
+        duplicates: Lines left out because their key was there already.
+        conflicts: Duplicates whose content differs; the first one was kept.
+        repeats: Episodes beyond the first of their environment and seed; all are kept.
+        damaged: Unreadable lines.
+        per_source: Per source path, the number of its episodes that were new.
+    """
+
+    rows: tuple[Row, ...]
+    duplicates: int
+    conflicts: tuple[EpisodeKey, ...]
+    repeats: int
+    damaged: int
+    per_source: dict[str, int]
+
+
+def merge_episodes(sources: Sequence[str | os.PathLike[str]]) -> MergeSummary:
+    """Join the episodes of several report directories or files; nothing is written.
+
+    Raises:
+        ConfigurationError: A source does not exist.
+    """
+    merged: dict[EpisodeKey, Row] = {}
+    per_source: dict[str, int] = {}
+    duplicates = damaged = 0
+    conflicts: dict[EpisodeKey, None] = {}
+    for source in sources:
+        content = read_episodes(source)
+        damaged += content.damaged
+        before = len(merged)
+        for row in content.rows:
+            key = episode_key(row)
+            kept = merged.setdefault(key, row)
+            if kept is not row:
+                duplicates += 1
+                if kept != row:
+                    conflicts[key] = None
+        per_source[os.fspath(source)] = len(merged) - before
+    rows = tuple(merged.values())
+    repeats = sum(count - 1 for count in repeat_counts(rows).values())
+    return MergeSummary(rows, duplicates, tuple(conflicts), repeats, damaged, per_source)
+
+
+def repeat_counts(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], int]:
+    """For every (environment, seed) rolled out more than once: how often, duplicates aside."""
+    keys = {episode_key(row) for row in rows if not row.get("interrupted")}
+    counts = Counter((key.env, key.seed) for key in keys if key.seed is not None)
+    return {pair: count for pair, count in counts.items() if count > 1}
+
+
+def _read_rows(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeRecord]:
+    try:
+        return [EpisodeRecord.from_dict(row) for row in rows]
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"a line of episodes.jsonl is not an episode of this version: {error}"
+        ) from error
+
+
+def merged_report(sources: Sequence[str | os.PathLike[str]], merged: MergeSummary) -> RuntimeReport:
+    """A report over merged episodes: times and steps are the sums over the sources' reports.
+
+    Latencies of different machines have no common percentiles, so there is no telemetry.
+    """
+    reports = [found for source in sources if (found := read_report(source)) is not None]
+    episodes = tuple(_read_rows(merged.rows))
+    env_ids = dict.fromkeys(episode.env_id for episode in episodes)
+    endpoints = dict.fromkeys(episode.endpoint for episode in episodes)
+    models = dict.fromkeys(report.model_endpoint for report in reports)
+    seeds = {report.base_seed for report in reports}
+    horizons = {report.execution_horizon for report in reports}
+    modes = dict.fromkeys(report.autoreset_mode for report in reports)
+    began = [one.started_at for one in reports or episodes]
+    sentence = (
+        f"Joined from {len(sources)} runs; the report of each tells what bound it, since latencies "
+        "of different machines do not add up."
+    )
+    return RuntimeReport(
+        session_id="merged",
+        env_id=", ".join(env_ids),
+        num_envs=sum(report.num_envs for report in reports) or 1,
+        autoreset_mode=", ".join(modes),
+        env_endpoints=tuple(endpoints),
+        model_endpoint=", ".join(models),
+        base_seed=seeds.pop() if len(seeds) == 1 else None,
+        execution_horizon=horizons.pop() if len(horizons) == 1 else 1,
+        episodes=episodes,
+        total_steps=sum(episode.length for episode in episodes),
+        total_reward=sum(episode.episode_return for episode in episodes),
+        started_at=min(began, default=0.0),
+        duration=sum(report.duration for report in reports),
+        stop_reason="merged",
+        error=None,
+        telemetry=TelemetrySnapshot("session", "merged"),
+        bottleneck=Bottleneck(sentence, {}),
+    )
+
+
+def joined_sessions(
+    session: RuntimeReport,
+    earlier: RuntimeReport | None,
+    earlier_rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+) -> RuntimeReport:
+    """The report of a resumed run: all its finished episodes, and the last session's telemetry.
+
+    ``earlier`` is the report before the last session, ``earlier_rows`` what was finished by then,
+    and ``rows`` all that is. Episodes stand in the order of the plan, then those that the last
+    session cut off. Steps and rewards are of all sessions as far as known, times of those with a
+    report.
+    """
+    done = sorted(_read_rows(rows), key=lambda episode: episode.index)
+    cut_off = [episode for episode in session.episodes if episode.interrupted]
+    report = dataclasses.replace(session, episodes=(*done, *cut_off))
+    if not earlier_rows:
+        return report
+    known = _read_rows(earlier_rows)
+    steps = sum(episode.length for episode in known)
+    reward = sum(episode.episode_return for episode in known)
+    duration, started_at = session.duration, min(episode.started_at for episode in known)
+    if earlier is not None:
+        duration += earlier.duration
+        started_at = min(started_at, earlier.started_at)
+        # Steps of episodes that were cut off, which the rows do not hold.
+        if earlier.total_steps > steps:
+            steps, reward = earlier.total_steps, earlier.total_reward
+    note = "The run was resumed; this and the latencies are of its last session."
+    return dataclasses.replace(
+        report,
+        total_steps=session.total_steps + steps,
+        total_reward=session.total_reward + reward,
+        duration=duration,
+        started_at=started_at,
+        bottleneck=Bottleneck(f"{session.bottleneck.sentence} {note}", session.bottleneck.shares),
+    )

@@ -21,8 +21,6 @@ from rlmesh_gym.runtime.report.formatting import (
 )
 from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 
-__all__ = ["RuntimeReport"]
-
 
 @dataclass(frozen=True)
 class RuntimeReport(PlainData):
@@ -137,14 +135,11 @@ class RuntimeReport(PlainData):
         numbers = [("episodes", f"{every.completed:,}", f"completed{cut_off}")]
         if every.completed:
             half = f"± {format_number(returns.ci95, 3)} (95% interval)"
+            half = "" if math.isnan(returns.ci95) else half
             span = f"({format_number(returns.minimum)} to {format_number(returns.maximum)})"
             truncated = f"({every.completed - every.terminated:,} truncated)"
             numbers += [
-                (
-                    "mean return",
-                    format_number(returns.mean),
-                    "" if math.isnan(returns.ci95) else half,
-                ),
+                ("mean return", format_number(returns.mean), half),
                 ("median return", format_number(returns.median), span),
                 ("mean length", format_number(every.lengths.mean), truncated),
             ]

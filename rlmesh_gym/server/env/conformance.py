@@ -18,20 +18,13 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.server.env.served_env import Warnings
 
-__all__ = ["Conformance", "ValidationPolicy", "resolve_policy"]
 
 ValidationPolicy = Literal["warn", "strict", "off"]
 
-POLICY_VARIABLE = "RLMESH_VALIDATION_POLICY"
-
 
 def resolve_policy(policy: str | None) -> ValidationPolicy:
-    """Return the policy asked for, else that of ``RLMESH_VALIDATION_POLICY``, else ``"warn"``.
-
-    Raises:
-        ConfigurationError: No such policy.
-    """
-    name = (policy or os.environ.get(POLICY_VARIABLE) or "warn").strip().lower()
+    """Return the policy asked for, else that of ``RLMESH_VALIDATION_POLICY``, else ``"warn"``."""
+    name = (policy or os.environ.get("RLMESH_VALIDATION_POLICY") or "warn").strip().lower()
     if name not in get_args(ValidationPolicy):
         known = ", ".join(get_args(ValidationPolicy))
         raise ConfigurationError(f"unknown validation policy {name!r}; there are {known}")
@@ -41,11 +34,8 @@ def resolve_policy(policy: str | None) -> ValidationPolicy:
 class Conformance:
     """The checks of one session, with its memory of what it has warned of.
 
-    Args:
-        action_codec: Codec of the single action space.
-        observation_codec: Codec of the single observation space.
-        policy: ``"warn"`` tells the client once per kind and path, ``"strict"`` refuses, ``"off"``
-            does not look.
+    Policy ``"warn"`` tells the client once per kind and path, ``"strict"`` refuses, ``"off"`` does
+    not look.
     """
 
     def __init__(
@@ -56,23 +46,14 @@ class Conformance:
         self._warned: dict[str, set[str]] = {"action": set(), "observation": set()}
         self._lock = threading.Lock()
 
-    def check_actions(self, leaves: Leaves, lanes: Sequence[int] | None) -> Warnings:
-        """Check decoded actions; ``lanes`` names their rows in errors.
+    def check(
+        self, kind: Literal["action", "observation"], leaves: Leaves, lanes: Sequence[int] | None
+    ) -> Warnings:
+        """Check decoded actions, or what the environment returned; errors name the lane.
 
         Raises:
-            CodecError: A value that the environment must not be given.
+            CodecError: A value that the space does not admit.
         """
-        return self._check("action", leaves, lanes)
-
-    def check_observations(self, leaves: Leaves, lanes: Sequence[int] | None) -> Warnings:
-        """Check what the environment returned.
-
-        Raises:
-            CodecError: A value that its own observation space does not admit.
-        """
-        return self._check("observation", leaves, lanes)
-
-    def _check(self, kind: str, leaves: Leaves, lanes: Sequence[int] | None) -> Warnings:
         codec = self._codecs[kind]
         found = codec.out_of_domain(leaves)
         if found:

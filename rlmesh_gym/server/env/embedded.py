@@ -21,22 +21,19 @@ import select
 import signal
 import sys
 import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.codec import as_autoreset_mode
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.server.env.making import make_envs
+from rlmesh_gym.server.env.lane_vector import make_envs
 from rlmesh_gym.server.env.server import EnvServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import FrameType
 
-    from rlmesh_gym.server.env.making import Made
+    from rlmesh_gym.server.env.lane_vector import Made
 
-__all__ = ["build", "main", "run"]
 
 _KEYS = {
     "address",
@@ -56,10 +53,7 @@ _EXIT_SECONDS = 0.5
 
 
 def build(config: Mapping[str, Any]) -> Made:
-    """Make the lanes that ``config`` asks for.
-
-    Returns:
-        A vector in the autoreset mode asked for, or the bare lanes if none was.
+    """Make the vector that ``config`` asks for, or bare lanes where it names no autoreset mode.
 
     Raises:
         ConfigurationError: A key is missing, unknown or wrong.
@@ -106,8 +100,10 @@ def main() -> int:
     orders, answers = _claim_stdin(), _claim_stdout()
     # Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _exit)
-    line = _read_line(orders)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # Unbuffered: a thread that sits in a buffered reader would hold its lock at exit.
+    with open(orders, "rb", buffering=0, closefd=False) as config_lines:
+        line = config_lines.readline()
     if not line:
         return 0
     try:
@@ -157,17 +153,6 @@ def _answer(answers: int, message: Mapping[str, str]) -> None:
         os.close(answers)
 
 
-def _read_line(orders: int) -> bytes:
-    # Unbuffered: a thread that sits in a buffered reader would hold its lock at exit.
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        part = os.read(orders, 4096)
-        if not part:
-            break
-        line += part
-    return bytes(line)
-
-
 def _stop_in_time(server: EnvServer, orders: int, parent: int) -> None:
     if os.name == "posix":
         # The input does not end with the parent while a fork of that one holds it open.
@@ -181,16 +166,9 @@ def _stop_in_time(server: EnvServer, orders: int, parent: int) -> None:
 
 def _leave_in_time() -> None:
     """End the process soon, whatever threads the environments have left behind."""
-
-    def leave() -> None:
-        time.sleep(_EXIT_SECONDS)
-        os._exit(0)
-
-    threading.Thread(target=leave, daemon=True).start()
-
-
-def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's form
-    sys.exit(128 + number)
+    timer = threading.Timer(_EXIT_SECONDS, os._exit, [0])
+    timer.daemon = True
+    timer.start()
 
 
 if __name__ == "__main__":

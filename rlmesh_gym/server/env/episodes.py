@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["EpisodeBook"]
 
 INTERRUPTED_KEPT = 100
 """Interrupted episodes that wait for the next step's report; older ones are dropped."""
@@ -36,11 +35,6 @@ class EpisodeBook:
     NEXT_STEP it then awaits the step that rolls it over, under SAME_STEP the next episode begins on
     the spot and its id follows with the next step. Lanes that this session never reset are not
     tracked and make no records. Safe to use from several threads.
-
-    Args:
-        num_envs: Number of lanes.
-        autoreset_mode: How the environment goes on after an episode.
-        typed: Records hold arrays as arrays (capability ``rlmesh_gym.arrays``).
     """
 
     def __init__(
@@ -75,20 +69,17 @@ class EpisodeBook:
         episode_ids: Sequence[str],
         seeds: Sequence[int | None],
     ) -> None:
-        """Begin episodes after a reset; those still running are kept for the next step's report.
+        """Begin episodes after a reset of ``lanes`` (None for all), which ids and seeds follow.
 
-        Args:
-            lanes: Lanes that were reset; None for all.
-            episode_ids: One per lane named, in that order; missing ones are empty.
-            seeds: Likewise; missing ones are None.
+        Missing ids are empty. Episodes still running are kept for the next step's report.
         """
         now = time.time_ns()
         with self._lock:
             for row, lane in enumerate(range(self.num_envs) if lanes is None else lanes):
-                if self._tracked[lane] and not self._awaits_id[lane]:
-                    self._backlog.append(self._interrupted(lane, now))
-                episode_id = episode_ids[row] if row < len(episode_ids) else ""
-                self._start(lane, episode_id, seeds[row] if row < len(seeds) else None, now)
+                if self._is_running(lane):
+                    self._backlog.append(self._record(lane, now))
+                seed = seeds[row] if row < len(seeds) else None
+                self._start(lane, _id_of(episode_ids, row), seed, now)
 
     def advance(
         self,
@@ -100,22 +91,21 @@ class EpisodeBook:
         episode_ids: Sequence[str],
         final_info: Callable[[int], Mapping[str, Any] | None],
     ) -> list[interaction_pb2.EpisodeMetadata]:
-        """Count one step.
+        """Count one step of ``lanes`` (None for all); return records of the episodes that ended.
 
         Args:
-            lanes: Lanes that were stepped; None for all.
-            rewards: One per lane stepped, shape ``(k,)``.
+            lanes: Lanes that were stepped, one row of the arrays for each.
+            rewards: Shape ``(k,)``.
             terminated: Likewise.
             truncated: Likewise.
             episode_ids: Ids of the step's request, one per lane of the whole vector.
             final_info: Gives the info of the last step of the episode in a row of the arrays.
-
-        Returns:
-            Records of the episodes that ended here.
         """
         with self._lock:
             if any_true(self._awaits_id):
-                self._name_episodes(episode_ids)
+                for lane in np.flatnonzero(self._awaits_id).tolist():
+                    self._ids[lane] = _id_of(episode_ids, lane)
+                self._awaits_id[:] = False
             rows: NDArray[np.int64] | None = None
             if lanes is None:
                 counted = self._tracked.copy()
@@ -123,7 +113,9 @@ class EpisodeBook:
                 # Not a product: an infinite reward of a lane that does not count would be nan.
                 np.add(self._returns, rewards, out=self._returns, where=counted)
                 if any_true(self._awaits_roll):
-                    self._roll(episode_ids)
+                    now = time.time_ns()
+                    for lane in np.flatnonzero(self._awaits_roll).tolist():
+                        self._start(lane, _id_of(episode_ids, lane), None, now)
                 ended = counted & (terminated | truncated)
             else:
                 rows = np.asarray(lanes, dtype=np.int64)
@@ -137,7 +129,8 @@ class EpisodeBook:
             records = []
             for row in np.flatnonzero(ended).tolist():
                 lane = row if rows is None else int(rows[row])
-                record = self._record(lane, now, bool(terminated[row]), bool(truncated[row]))
+                flags = {"terminated": bool(terminated[row]), "truncated": bool(truncated[row])}
+                record = self._record(lane, now, **flags)
                 info = final_info(row)
                 if info is not None:
                     record.final_info.CopyFrom(encode_meta_map(info, typed=self._typed))
@@ -170,8 +163,8 @@ class EpisodeBook:
         with self._lock:
             records = []
             for lane in range(self.num_envs) if lanes is None else lanes:
-                if self._tracked[lane] and not self._awaits_id[lane]:
-                    records.append(self._interrupted(lane, now))
+                if self._is_running(lane):
+                    records.append(self._record(lane, now))
                 self._tracked[lane] = self._awaits_roll[lane] = self._awaits_id[lane] = False
         return records
 
@@ -184,23 +177,13 @@ class EpisodeBook:
         self._ids[lane] = episode_id
         self._seeds[lane] = seed
 
-    def _name_episodes(self, episode_ids: Sequence[str]) -> None:
-        for lane in np.flatnonzero(self._awaits_id).tolist():
-            self._ids[lane] = episode_ids[lane] if lane < len(episode_ids) else ""
-        self._awaits_id[:] = False
-
-    def _roll(self, episode_ids: Sequence[str]) -> None:
-        now = time.time_ns()
-        for lane in np.flatnonzero(self._awaits_roll).tolist():
-            episode_id = episode_ids[lane] if lane < len(episode_ids) else ""
-            self._start(lane, episode_id, None, now)
-
-    def _interrupted(self, lane: int, now: int) -> interaction_pb2.EpisodeMetadata:
-        return self._record(lane, now, terminated=False, truncated=True)
+    def _is_running(self, lane: int) -> bool:
+        return bool(self._tracked[lane] and not self._awaits_id[lane])
 
     def _record(
-        self, lane: int, now: int, terminated: bool, truncated: bool
+        self, lane: int, now: int, *, terminated: bool = False, truncated: bool = True
     ) -> interaction_pb2.EpisodeMetadata:
+        """Return the record of an episode; without flags of one that is interrupted."""
         return interaction_pb2.EpisodeMetadata(
             episode_id=self._ids[lane],
             seed=self._seeds[lane],
@@ -212,3 +195,7 @@ class EpisodeBook:
             start_timestamp_ns=self._begun_ns[lane],
             end_timestamp_ns=now,
         )
+
+
+def _id_of(episode_ids: Sequence[str], index: int) -> str:
+    return episode_ids[index] if index < len(episode_ids) else ""

@@ -11,28 +11,18 @@ from rlmesh_gym.errors import EnvError
 from rlmesh_gym.rpc import InProcessSession
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.rpc import InProcessPending
     from rlmesh_gym.server.env.served_env import Outcome, ServedEnv
 
-__all__ = ["InProcessEnvSession"]
-
 
 class InProcessEnvSession(InProcessSession):
     """A session with an environment of this process; what :class:`~rlmesh_gym.rpc.EnvSession` is.
 
-    Args:
-        served: The environment as a server drives it. It stays open when the session is closed.
-
-    Attributes:
-        contract: What it serves.
-        has_lane_operations: Whether ``step`` and ``reset`` may name lanes.
-        has_partial_reset: Whether ``reset`` may name lanes.
-        takes_lane_seeds: Whether a whole ``reset`` takes one seed per lane.
-        lane_addresses: Address of each lane: those of a remote vector env under wrappers.
-        remote_endpoints: The endpoints of such a vector env.
+    ``served`` stays open when the session is closed. ``remote_endpoints`` are those of a remote
+    vector env under wrappers, and ``lane_addresses`` of its lanes.
     """
 
     has_arrays = True
@@ -65,11 +55,11 @@ class InProcessEnvSession(InProcessSession):
         del episode_ids
         lanes = list(env_indices) or None
         given = None if options is None else dict(options)
-
-        def work() -> Any:
-            return self._answer(self.served.reset(lanes, list(seeds), given))
-
-        return self._do("reset", work, _failed("reset", env_indices), env_indices)
+        return self._call(
+            "reset",
+            lambda: self._answer(self.served.reset(lanes, list(seeds), given)),
+            env_indices,
+        )
 
     def step(
         self,
@@ -81,21 +71,30 @@ class InProcessEnvSession(InProcessSession):
         """Step all lanes, or those in ``env_indices``; see ``EnvSession.step``."""
         del episode_ids
         lanes = list(env_indices) or None
-
-        def work() -> Any:
-            return self._answer(self.served.step(lanes, action.leaves))
-
-        return self._do("step", work, _failed("step", env_indices), env_indices)
+        return self._call(
+            "step", lambda: self._answer(self.served.step(lanes, action.leaves)), env_indices
+        )
 
     def render(self, env_indices: Sequence[int] = ()) -> InProcessPending[Any]:
         """Return the frame of one lane, not encoded; see ``EnvSession.render``."""
         lane = env_indices[0] if env_indices else 0
-        return self._do(
-            "render",
-            lambda: as_frame(self.served.render(lane)),
-            _failed("render", env_indices),
-            env_indices,
-        )
+        return self._call("render", lambda: as_frame(self.served.render(lane)), env_indices)
+
+    def _call(
+        self, operation: str, work: Callable[[], Any], lanes: Sequence[int]
+    ) -> InProcessPending[Any]:
+        def explain(error: Exception) -> EnvError:
+            return EnvError(
+                f"{operation} failed: {type(error).__name__}: {error}",
+                endpoint=self.endpoint,
+                operation=operation,
+                code="INTERNAL",
+                is_recoverable=False,
+                debug_info="".join(traceback.format_exception(error)),
+                lanes=tuple(lanes),
+            )
+
+        return self._do(operation, work, explain, lanes)
 
     def _answer(self, outcome: Outcome) -> SimpleNamespace:
         """Return the outcome with the fields of a reset's or step's answer."""
@@ -111,18 +110,3 @@ class InProcessEnvSession(InProcessSession):
             env_indices=(),
             infos=outcome.infos,
         )
-
-
-def _failed(operation: str, lanes: Sequence[int]) -> Any:
-    def explain(error: Exception) -> EnvError:
-        return EnvError(
-            f"{operation} failed: {type(error).__name__}: {error}",
-            endpoint="local",
-            operation=operation,
-            code="INTERNAL",
-            is_recoverable=False,
-            debug_info="".join(traceback.format_exception(error)),
-            lanes=tuple(lanes),
-        )
-
-    return explain

@@ -8,14 +8,15 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from rlmesh_gym.threads import GrowingExecutor, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Future
 
-__all__ = ["LaneCalls", "LaneResults", "LaneScheduler"]
 
 T = TypeVar("T")
 
@@ -28,13 +29,7 @@ _WEIGHT = 0.2
 
 @dataclass(slots=True)
 class LaneResults(Generic[T]):
-    """What the calls gave.
-
-    Attributes:
-        values: One per lane, in the order asked.
-        user_ns: Nanoseconds that all took together, as a clock on the wall has it.
-        skew_ns: Slowest lane's time less the fastest's; None for one lane.
-    """
+    """What the calls gave, in the order asked, with their time together and the lanes' skew."""
 
     values: list[T]
     user_ns: int
@@ -42,23 +37,14 @@ class LaneResults(Generic[T]):
 
 
 class LaneCalls:
-    """Runs calls on lanes, and remembers how long they take.
-
-    Args:
-        overlap: Lanes may be at work at the same time.
-    """
+    """Runs calls on lanes, at the same time where that saves time; ``overlap`` allows it."""
 
     def __init__(self, *, overlap: bool) -> None:
         self._executor = GrowingExecutor("rlmesh_gym-lanes") if overlap else None
         self._mean_ns: dict[str, float] = {}
 
     def run(self, verb: str, lanes: Sequence[int], call: Callable[[int, int], T]) -> LaneResults[T]:
-        """Make ``call(row, lane)`` for every lane, also after one has failed.
-
-        Args:
-            verb: Name of what is done; each has its own mean.
-            lanes: Distinct lanes.
-            call: Gets the position in ``lanes`` and the lane.
+        """Make ``call(row, lane)`` for every lane; each verb has its own mean time.
 
         Raises:
             BaseException: The first lane's failure, once all lanes are done.
@@ -77,43 +63,38 @@ class LaneCalls:
                 durations[row] = time.perf_counter_ns() - begun
 
         begun = time.perf_counter_ns()
-        values = self._values(verb, len(lanes), timed)
+        is_slow = self._mean_ns.get(verb, 0.0) > PARALLEL_SECONDS * 1e9
+        others: list[Future[T | None]] = []
+        if self._executor is not None and is_slow:
+            # This thread would only wait, so it takes a lane itself.
+            others = [self._executor.submit(timed, row) for row in range(1, len(lanes))]
+        values = [timed(row) for row in range(len(lanes) - len(others))]
+        values += [other.result() for other in others]
         user_ns = time.perf_counter_ns() - begun
         if failures:
             raise failures[min(failures)]
         mean = sum(durations) / len(durations)
         self._mean_ns[verb] = mean + (1 - _WEIGHT) * (self._mean_ns.get(verb, mean) - mean)
         skew = max(durations) - min(durations) if len(durations) > 1 else None
-        return LaneResults(values, user_ns, skew)
+        return LaneResults(cast("list[T]", values), user_ns, skew)
 
     def close(self) -> None:
         """Let the threads end."""
         if self._executor is not None:
             self._executor.shutdown()
 
-    def _values(self, verb: str, rows: int, timed: Callable[[int], T | None]) -> list[T]:
-        is_slow = self._mean_ns.get(verb, 0.0) > PARALLEL_SECONDS * 1e9
-        if self._executor is None or rows == 1 or not is_slow:
-            return [timed(row) for row in range(rows)]  # type: ignore[misc]
-        # This thread would only wait, so it takes a lane itself.
-        others = [self._executor.submit(timed, row) for row in range(1, rows)]
-        return [timed(0), *(other.result() for other in others)]  # type: ignore[list-item]
 
-
+@dataclass(slots=True, eq=False)
 class _LaneTask:
-    __slots__ = ("ahead", "keys", "run")
-
-    def __init__(self, keys: tuple[int, ...], run: Callable[[], None]) -> None:
-        self.keys = keys
-        self.run = run
-        self.ahead = 0
+    keys: tuple[int, ...]
+    run: Callable[[], object]
+    ahead: int = 0
 
 
 class LaneScheduler:
     """Runs calls on lanes: at the same time on different ones, in order on each.
 
-    Args:
-        max_pending: Calls that may wait or run; ``submit`` blocks beyond.
+    ``submit`` blocks while ``max_pending`` calls wait or run.
     """
 
     def __init__(self, max_pending: int = 4096) -> None:
@@ -123,19 +104,14 @@ class LaneScheduler:
         self._turns: Turns[_LaneTask] = Turns()
         self._workers = GrowingExecutor("rlmesh_gym-lane")
 
-    def submit(self, lanes: Iterable[int], run: Callable[[], None]) -> None:
-        """Have ``run`` called once everything submitted before on its lanes is done.
-
-        Args:
-            lanes: Distinct lanes, at least one.
-            run: Must not raise.
-        """
+    def submit(self, lanes: Iterable[int], run: Callable[[], object]) -> None:
+        """Have ``run``, which must not raise, called once its lanes' earlier calls are done."""
         task = _LaneTask(tuple(lanes), run)
         with self._changed:
             self._changed.wait_for(lambda: self._pending < self._max_pending)
             self._pending += 1
         if self._turns.enter(task):
-            self._start(task)
+            self._workers.run(partial(self._work, task))
 
     def drain(self) -> None:
         """Wait until everything submitted is done."""
@@ -147,13 +123,10 @@ class LaneScheduler:
         self.drain()
         self._workers.shutdown()
 
-    def _start(self, task: _LaneTask) -> None:
-        self._workers.run(lambda: self._work(task))
-
     def _work(self, task: _LaneTask) -> None:
         task.run()
         for ready in self._turns.leave(task):
-            self._start(ready)
+            self._workers.run(partial(self._work, ready))
         with self._changed:
             self._pending -= 1
             self._changed.notify_all()

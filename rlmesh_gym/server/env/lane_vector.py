@@ -10,55 +10,47 @@ nothing of the wire.
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Tuple
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from rlmesh_gym.codec import add_info
+from rlmesh_gym.codec import SpaceCodec, add_info
 from rlmesh_gym.codec.reset_arguments import expand_seeds, split_options
 from rlmesh_gym.errors import ResetNeededError
-from rlmesh_gym.server.env.lane_envs import check_equal_spaces, close_all
-from rlmesh_gym.server.env.lane_values import as_flag, as_reward, detached
+from rlmesh_gym.server.env.scalar_envs import (
+    as_flag,
+    as_reward,
+    check_equal_spaces,
+    close_all,
+    detached,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import gymnasium as gym
+    from gymnasium.vector import VectorEnv
     from numpy.typing import NDArray
 
+    Made = gym.Env[Any, Any] | list[gym.Env[Any, Any]] | VectorEnv[Any, Any, Any]
     StepResult = tuple[
         Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
     ]
 
-__all__ = ["LaneVector"]
 
 _SMALL_ROW_BYTES = 1024
 
 
-def _blank(space: gym.Space[Any]) -> Any:
-    # Gymnasium's iterate() cannot take a batch of a Dict or Tuple without members apart.
-    if isinstance(space, Dict):
-        return {key: _blank(child) for key, child in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(_blank(child) for child in space.spaces)
-    return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1, np.zeros))))
+class LaneVector(SyncVectorEnv):
+    """Vector env over scalar envs with equal spaces, in any autoreset mode; it closes them.
 
-
-class LaneVector(VectorEnv[Any, Any, Any]):
-    """Vector env over scalar envs, in any autoreset mode.
-
-    Args:
-        envs: Scalar envs with equal spaces; this object owns and closes them.
-        autoreset_mode: When a lane whose episode ended is reset.
-        copy: Return fresh observation arrays. With False every call returns the same arrays, valid
-            until the next one, which is all that a server needs.
-
-    Raises:
-        ConfigurationError: No envs, or their spaces differ.
+    Without ``copy`` every call returns the same arrays, valid until the next one, which is all that
+    a server needs.
     """
 
     def __init__(
@@ -68,35 +60,15 @@ class LaneVector(VectorEnv[Any, Any, Any]):
         autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
         copy: bool = True,
     ) -> None:
-        super().__init__()
-        self.envs: list[gym.Env[Any, Any]] = list(envs)
-        first = check_equal_spaces(self.envs)
-        self.num_envs: int = len(self.envs)
-        self.autoreset_mode = autoreset_mode
-        self.copy = copy
-        self.metadata: dict[str, Any] = {**first.metadata, "autoreset_mode": autoreset_mode}
-        self.render_mode: str | None = first.render_mode
-        self.single_observation_space: gym.Space[Any] = first.observation_space
-        self.single_action_space: gym.Space[Any] = first.action_space
-        self.observation_space: gym.Space[Any] = batch_space(first.observation_space, self.num_envs)
-        self.action_space: gym.Space[Any] = batch_space(first.action_space, self.num_envs)
+        space = check_equal_spaces(envs).observation_space
+        makers = [partial(lambda env: env, env) for env in envs]
+        super().__init__(makers, copy=copy, autoreset_mode=autoreset_mode)
+        codec = SpaceCodec(space)
         # What lanes that were never reset show until then.
-        self._lane_observations = [_blank(first.observation_space)] * self.num_envs
-        self._buffer: Any = create_empty_array(
-            self.single_observation_space, n=self.num_envs, fn=np.zeros
-        )
-        space = first.observation_space
+        self._lane_observations = [codec.unflatten_row(codec.empty(1), 0)] * self.num_envs
+        self._buffer: Any = create_empty_array(space, n=self.num_envs, fn=np.zeros)
         self._has_small_rows = isinstance(space, Box) and space.low.nbytes <= _SMALL_ROW_BYTES
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
-
-    @classmethod
-    def adopt(cls, envs: SyncVectorEnv, *, copy: bool = False) -> LaneVector:
-        """Drive the lanes of ``envs`` in its stead; close this one, not both."""
-        lanes = cls(envs.envs, autoreset_mode=envs.autoreset_mode, copy=copy)
-        lanes.metadata = dict(envs.metadata)
-        lanes.render_mode = envs.render_mode
-        lanes.spec = envs.spec
-        return lanes
 
     def reset(
         self,
@@ -104,15 +76,9 @@ class LaneVector(VectorEnv[Any, Any, Any]):
         seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset every lane, or those that ``options["reset_mask"]`` marks.
+        """Reset every lane, or those that ``options["reset_mask"]`` marks; others show their last.
 
-        Args:
-            seed: None, one int ``s`` (lane ``i`` gets ``s + i``), or one per lane.
-            options: Passed to every lane that is reset, without ``reset_mask``, a bool array of
-                shape ``(num_envs,)``. The mapping itself is left as it is.
-
-        Returns:
-            Observations of all lanes, unmasked ones showing their last; infos of the reset ones.
+        The options, which are left as they are, go to the lanes without the mask.
         """
         seeds = expand_seeds(seed, self.num_envs)
         lane_options, mask = split_options(options, self.num_envs)
@@ -123,18 +89,11 @@ class LaneVector(VectorEnv[Any, Any, Any]):
             self._lane_observations[lane] = observation
             self._ended[lane] = False
             if info:
-                infos = self._add_info(infos, info, lane)
-        return self._observations(), infos
+                infos = add_info(infos, info, lane, self.num_envs)
+        return self._batch(), infos
 
     def step(self, actions: Any) -> StepResult:
-        """Step every lane, and reset those whose turn it is.
-
-        Args:
-            actions: Batch from ``action_space``.
-
-        Returns:
-            Gymnasium's five; rewards float64, flags bool, each of shape ``(num_envs,)`` and fresh.
-        """
+        """Step every lane, and reset those whose turn it is."""
         each = list(iterate(self.action_space, actions))
         if len(each) != self.num_envs:
             message = f"expected {self.num_envs} actions, got {len(each)}"
@@ -161,35 +120,21 @@ class LaneVector(VectorEnv[Any, Any, Any]):
                 truncations[lane] = as_flag(truncated, "truncated", lane)
                 if same_step and (terminations[lane] or truncations[lane]):
                     final = {"final_obs": detached(observation), "final_info": detached(info)}
-                    infos = self._add_info(infos, final, lane)
+                    infos = add_info(infos, final, lane, self.num_envs)
                     observation, info = env.reset()
                 observations[lane] = observation
             if info:
-                infos = self._add_info(infos, info, lane)
+                infos = add_info(infos, info, lane, self.num_envs)
         terminated_lanes = np.array(terminations, dtype=np.bool_)
         truncated_lanes = np.array(truncations, dtype=np.bool_)
         self._ended = terminated_lanes | truncated_lanes
         return (
-            self._observations(),
+            self._batch(),
             np.array(rewards, dtype=np.float64),
             terminated_lanes,
             truncated_lanes,
             infos,
         )
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """What each env says that it was seeded with, also where no seed was asked for."""
-        return tuple(env.np_random_seed for env in self.envs)
-
-    @property  # type: ignore[misc]
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """Each env's own random number generator."""
-        return tuple(env.np_random for env in self.envs)
-
-    def render(self) -> tuple[Any, ...]:
-        """Return one frame per lane."""
-        return tuple(env.render() for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's signature
         """Close every lane, also when one of them fails to; the first failure is raised."""
@@ -198,16 +143,10 @@ class LaneVector(VectorEnv[Any, Any, Any]):
         finally:
             self.closed = True  # Also after a failure: a second time would only fail again.
 
-    def _add_info(
-        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
-    ) -> dict[str, Any]:
-        """Add one lane's info as Gymnasium does; what does not fit turns the key into objects."""
-        return add_info(vector_infos, env_info, env_num, self.num_envs)
-
-    def _observations(self) -> Any:
+    def _batch(self) -> Any:
         if self._has_small_rows:
             # The usual case, in a third of concatenate's time; all else is left to that.
-            with contextlib.suppress(ValueError):  # Of different shapes.
+            with suppress(ValueError):  # Of different shapes.
                 rows = np.array(self._lane_observations)
                 if rows.dtype == self._buffer.dtype and rows.shape == self._buffer.shape:
                     return rows
@@ -215,3 +154,37 @@ class LaneVector(VectorEnv[Any, Any, Any]):
             self.single_observation_space, self._lane_observations, self._buffer
         )
         return detached(self._buffer) if self.copy else self._buffer
+
+
+def make_envs(
+    env_id: str,
+    *,
+    num_envs: int | None = None,
+    autoreset_mode: AutoresetMode | None = None,
+    processes: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Made:
+    """Make what a server serves; when one lane fails, those made before are closed.
+
+    Without ``num_envs`` that is one plain environment, without ``autoreset_mode`` bare lanes;
+    ``processes`` runs each lane of the vector in a process of its own. Arguments of every lane are
+    the options of ``gymnasium.make`` and ``env_kwargs``.
+    """
+    arguments = {**options, **(env_kwargs or {})}
+    if processes:
+        vector_kwargs = {"autoreset_mode": autoreset_mode}
+        return gym.make_vec(
+            env_id, num_envs or 1, "async", vector_kwargs=vector_kwargs, **arguments
+        )
+    with ExitStack() as made:
+        lanes: list[gym.Env[Any, Any]] = []
+        for _ in range(num_envs or 1):
+            lanes.append(gym.make(env_id, **arguments))
+            made.callback(lanes[-1].close)
+        envs: Made = lanes[0] if num_envs is None else lanes
+        if autoreset_mode is not None:
+            envs = LaneVector(lanes, autoreset_mode=autoreset_mode, copy=False)
+            envs.spec = lanes[0].spec
+        made.pop_all()
+    return envs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -17,6 +17,7 @@ from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym.codec import decode_meta_map, encode_meta_map, encode_png
 from rlmesh_gym.codec.lane_infos import column_of
 from rlmesh_gym.codec.reset_arguments import RESET_MASK
+from rlmesh_gym.errors import CodecError
 from rlmesh_gym.rpc import EDITION, LARGE_BYTES, assemble
 from rlmesh_gym.server.env.conformance import Conformance
 from rlmesh_gym.server.env.episodes import EpisodeBook
@@ -24,9 +25,9 @@ from rlmesh_gym.server.env.refusals import (
     ErrorCode,
     RefusedError,
     check_roll,
-    decoded,
     failure,
     invalid,
+    unsupported,
 )
 
 if TYPE_CHECKING:
@@ -35,9 +36,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.server.env.conformance import ValidationPolicy
-    from rlmesh_gym.server.env.served_env import Outcome, ServedEnv, Warnings
+    from rlmesh_gym.server.env.served_env import Lanes, Options, Outcome, ServedEnv, Warnings
 
-__all__ = ["Operations", "Reply", "lanes_named"]
+    Buffers = list[bytes | memoryview]  # A large observation, left for the encoded answer.
+    Verb = Callable[[Any, interaction_pb2.JoinResponse], Buffers | None]
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -53,35 +58,18 @@ class Reply:
     closes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Effect:
-    """What a verb leaves to be done: end the stream, put the observation into the answer."""
-
-    closes: bool = False
-    observation: list[bytes | memoryview] | None = None
-
-
-_GOES_ON = _Effect()
-_ENDS = _Effect(closes=True)
-
-
 def lanes_named(request: interaction_pb2.JoinRequest) -> Sequence[int]:
     """Return the lanes that a reset or step names; empty for all other requests."""
     kind = request.WhichOneof("kind")
     if kind == "step":
         return request.step.env_indices
-    if kind == "reset":
-        return request.reset.env_indices
-    return ()
+    return request.reset.env_indices if kind == "reset" else ()
 
 
 class Operations:
     """What a client may ask of one environment in one session.
 
-    Args:
-        env: The environment.
-        policy: What to do about values out of range.
-        typed: The client takes arrays as arrays (capability ``rlmesh_gym.arrays``).
+    ``typed``: the client takes arrays as arrays (capability ``rlmesh_gym.arrays``).
     """
 
     def __init__(self, env: ServedEnv, policy: ValidationPolicy, *, typed: bool = False) -> None:
@@ -89,7 +77,7 @@ class Operations:
         self._typed = typed
         self._conformance = Conformance(env.action_codec, env.observation_codec, policy)
         self._episodes = EpisodeBook(env.num_envs, env.contract.autoreset_mode, typed=typed)
-        self._verbs: dict[str | None, Callable[[Any, interaction_pb2.JoinResponse], _Effect]] = {
+        self._verbs: dict[str | None, Verb] = {
             "reset": self._reset,
             "step": self._step,
             "render": self._render,
@@ -98,44 +86,42 @@ class Operations:
         }
 
     def answer(self, request: interaction_pb2.JoinRequest, *, queue_ns: int | None = None) -> Reply:
-        """Answer one request; whatever goes wrong is in the answer.
-
-        Args:
-            request: The request.
-            queue_ns: How long it waited for others; None where it did not queue.
-        """
+        """Answer one request, which may have queued; whatever goes wrong is in the answer."""
         begun = time.perf_counter_ns()
         response = interaction_pb2.JoinResponse(request_id=request.request_id)
         kind = request.WhichOneof("kind")
-        effect = _GOES_ON
+        observation, closes = None, kind == "close"
         try:
-            verb = self._verbs.get(kind, self._unknown)
-            effect = verb(getattr(request, kind) if kind else None, response)
+            verb: Verb = self._verbs.get(kind, _refuse_unknown)
+            observation = verb(getattr(request, kind) if kind else None, response)
         except RefusedError as refusal:
-            effect = self._refuse(refusal, response)
+            closes = self._refuse(refusal, response)
+        except CodecError as error:  # What the client sent; all else is acted on within _call.
+            closes = self._refuse(invalid(str(error)), response)
         except Exception as error:  # A fault of this server must not take the stream with it.
-            effect = self._refuse(failure(f"{kind} failed", error, None), response)
+            closes = self._refuse(failure(f"{kind} failed", error, None), response)
         if queue_ns is not None:
             response.queue_ns = queue_ns
         response.endpoint_total_ns = time.perf_counter_ns() - begun + (queue_ns or 0)
-        if effect.observation is not None:
-            return Reply(assemble(response, effect.observation))
-        return Reply(response, effect.closes)
+        if observation is not None:
+            return Reply(assemble(response, observation))
+        return Reply(response, closes)
 
-    def _refuse(self, refusal: RefusedError, response: interaction_pb2.JoinResponse) -> _Effect:
+    def _refuse(self, refusal: RefusedError, response: interaction_pb2.JoinResponse) -> bool:
+        """Fill in the error; return whether it ends the stream."""
         error = response.error  # Setting it clears whatever the answer already held.
         error.code = refusal.code
-        error.message = str(refusal)
+        error.message = refusal.message
         error.is_recoverable = refusal.recoverable
         error.debug_info = refusal.debug_info
         if refusal.cuts:
             error.interrupted_episodes.extend(self._episodes.interrupt(refusal.lanes))
         # Other lanes go on where only some were named.
-        return _ENDS if not refusal.recoverable and refusal.lanes is None else _GOES_ON
+        return not refusal.recoverable and refusal.lanes is None
 
     def _reset(
         self, request: interaction_pb2.ResetRequest, response: interaction_pb2.JoinResponse
-    ) -> _Effect:
+    ) -> Buffers | None:
         lanes = self._lanes(request.env_indices, "reset", allowed=self.env.has_partial_reset)
         seeds, ids = list(request.seeds), list(request.episode_ids)
         if lanes is not None:
@@ -144,59 +130,61 @@ class Operations:
                     raise invalid(f"reset: expected {len(lanes)} {name} or none, got {len(given)}")
         options = None
         if request.HasField("options"):
-            options = decoded(
-                lambda: decode_meta_map(request.options, "$.options", typed=self._typed)
-            )
+            options = decode_meta_map(request.options, "$.options", typed=self._typed)
         begun = time.perf_counter_ns()
-        outcome = self._call("reset", lanes, lambda: self.env.reset(lanes, seeds, options))
+        outcome = _call("reset", lanes, lambda: self.env.reset(lanes, seeds, options))
         # The lanes are in new episodes from here on, whether or not the answer arrives in time.
         self._episodes.begin(*self._begun(lanes, ids, seeds, options))
-        self._check_time(request.timeout_ms, begun, "reset")
+        _check_time(request.timeout_ms, begun, "reset")
         encoding = time.perf_counter_ns()
-        effect = self._encode(response.reset, outcome, lanes, [])
-        _note_times(response, outcome, encode_ns=time.perf_counter_ns() - encoding)
-        return effect
+        observation = self._encode("reset", response.reset, outcome, lanes, [])
+        _note_times(response, outcome, encoding)
+        return observation
 
     def _begun(
-        self,
-        lanes: list[int] | None,
-        ids: list[str],
-        seeds: list[int],
-        options: dict[str, Any] | None,
-    ) -> tuple[list[int] | None, list[str], list[int]]:
+        self, lanes: Lanes, ids: list[str], seeds: list[int], options: Options
+    ) -> tuple[Lanes, list[str], list[int]]:
         """Return the lanes that a reset began anew, with their ids and seeds."""
         mask = (options or {}).get(RESET_MASK)
-        if (
-            lanes is not None
-            or self.env.has_lane_operations
-            or column_of(mask, self.env.num_envs) is None
-        ):
+        is_whole = lanes is None and not self.env.has_lane_operations
+        if not is_whole or column_of(mask, self.env.num_envs) is None:
             return lanes, ids, seeds
         # A vector env's own way to reset some lanes: ids and seeds are those of the whole vector.
-        lanes = np.flatnonzero(np.asarray(mask)).tolist()
-        ids = [ids[lane] if lane < len(ids) else "" for lane in lanes]
-        return lanes, ids, [seeds[lane] for lane in lanes if lane < len(seeds)]
+        named = np.flatnonzero(np.asarray(mask)).tolist()
+        ids = [ids[lane] if lane < len(ids) else "" for lane in named]
+        return named, ids, [seeds[lane] for lane in named if lane < len(seeds)]
 
     def _step(
         self, request: interaction_pb2.StepRequest, response: interaction_pb2.JoinResponse
-    ) -> _Effect:
+    ) -> Buffers | None:
         decoding = time.perf_counter_ns()
         env = self.env
         lanes = self._lanes(request.env_indices, "step", allowed=env.has_lane_operations)
         rows = env.num_envs if lanes is None else len(lanes)
-        action = decoded(lambda: env.action_codec.decode(request.action, rows))
-        warnings = decoded(lambda: self._conformance.check_actions(action, lanes))
+        action = env.action_codec.decode(request.action, rows)
+        warnings = self._conformance.check("action", action, lanes)
         rolling = self._check_order()
         begun = time.perf_counter_ns()
-        outcome = self._call("step", lanes, lambda: env.step(lanes, action))
+        outcome = _call("step", lanes, lambda: env.step(lanes, action))
         encoding = time.perf_counter_ns()
         if rolling is not None:
             check_roll(rolling, outcome)
-        records = self._count("step", lanes, outcome, request.episode_ids)
+        records = _call(
+            "step",
+            lanes,
+            lambda: self._episodes.advance(
+                lanes,
+                outcome.rewards,
+                outcome.terminated,
+                outcome.truncated,
+                episode_ids=request.episode_ids,
+                final_info=lambda row: env.final_info(outcome, row),
+            ),
+        )
         try:
-            self._check_time(request.timeout_ms, begun, "step")
+            _check_time(request.timeout_ms, begun, "step")
             message = response.step
-            effect = self._encode(message, outcome, lanes, warnings)
+            observation = self._encode("step", message, outcome, lanes, warnings)
         except RefusedError:
             # Those episodes are over all the same; the next step tells.
             self._episodes.keep(records)
@@ -209,52 +197,43 @@ class Operations:
             message.completed_episodes.extend([*backlog, *records])
         if lanes is not None:
             message.env_indices.extend(lanes)
-        _note_times(
-            response,
-            outcome,
-            decode_ns=begun - decoding,
-            encode_ns=time.perf_counter_ns() - encoding,
-        )
-        return effect
+        response.decode_ns = begun - decoding
+        _note_times(response, outcome, encoding)
+        return observation
 
     def _render(
         self, request: interaction_pb2.RenderRequest, response: interaction_pb2.JoinResponse
-    ) -> _Effect:
+    ) -> None:
         indices = list(request.env_indices)
         if len(indices) > 1:
-            raise RefusedError(
-                ErrorCode.ENV_ERROR_CODE_UNSUPPORTED,
-                f"one lane can be rendered at a time, got {len(indices)}",
-            )
+            raise unsupported(f"one lane can be rendered at a time, got {len(indices)}")
         lane = indices[0] if indices else 0
         if lane >= self.env.num_envs:
             raise invalid(f"render: lane {lane} of {self.env.num_envs} does not exist")
         begun = time.perf_counter_ns()
-        frame = self._call("render", None, lambda: self.env.render(lane), cuts=False)
+        frame = _call("render", None, lambda: self.env.render(lane), cuts=False)
         rendered = time.perf_counter_ns()
-        png = self._call("render", None, lambda: encode_png(frame), cuts=False)
-        self._check_time(request.timeout_ms, begun, "render")
+        png = _call("render", None, lambda: encode_png(frame), cuts=False)
+        _check_time(request.timeout_ms, begun, "render")
         response.render.SetInParent()
         if png is not None:
             response.render.frame = png
             response.render.format = interaction_pb2.RenderFormat.RENDER_FORMAT_PNG
         response.user_ns = rendered - begun
         response.encode_ns = time.perf_counter_ns() - rendered
-        return _GOES_ON
 
     def _close(
         self,
         request: interaction_pb2.CloseEnvsRequest,  # noqa: ARG002 - the reason changes nothing
         response: interaction_pb2.JoinResponse,
-    ) -> _Effect:
+    ) -> None:
         response.close.SetInParent()
         episodes = [*self._episodes.take_backlog(), *self._episodes.interrupt(None)]
         response.close.final_episodes.extend(episodes)
-        return _ENDS
 
     def _configure(
         self, request: interaction_pb2.ConfigureEnvRequest, response: interaction_pb2.JoinResponse
-    ) -> _Effect:
+    ) -> None:
         edition = request.selected_workflow_edition
         if edition not in {"", EDITION}:
             raise RefusedError(
@@ -263,20 +242,13 @@ class Operations:
                 recoverable=False,
             )
         response.configure.SetInParent()
-        return _GOES_ON
-
-    def _unknown(self, request: None, response: interaction_pb2.JoinResponse) -> _Effect:  # noqa: ARG002
-        raise RefusedError(
-            ErrorCode.ENV_ERROR_CODE_UNSUPPORTED, "the request asks for nothing known here"
-        )
 
     def _lanes(self, indices: Sequence[int], verb: str, *, allowed: bool) -> list[int] | None:
         if not indices:
             return None
         if not allowed:
-            raise RefusedError(
-                ErrorCode.ENV_ERROR_CODE_UNSUPPORTED,
-                f"this environment cannot {verb} some of its lanes; leave env_indices empty",
+            raise unsupported(
+                f"this environment cannot {verb} some of its lanes; leave env_indices empty"
             )
         lanes = list(indices)
         if len(set(lanes)) != len(lanes):
@@ -299,50 +271,18 @@ class Operations:
             )
         return self._episodes.awaits_roll() if mode is AutoresetMode.NEXT_STEP else None
 
-    def _call(
-        self,
-        verb: str,
-        lanes: Sequence[int] | None,
-        call: Callable[[], Any],
-        *,
-        cuts: bool = True,
-    ) -> Any:
-        try:
-            return call()
-        except BaseException as error:  # An env may even raise SystemExit; the server lives on.
-            raise failure(f"{verb} failed", error, lanes, cuts=cuts) from error
-
-    def _count(
-        self,
-        verb: str,
-        lanes: Sequence[int] | None,
-        outcome: Outcome,
-        episode_ids: Sequence[str],
-    ) -> list[interaction_pb2.EpisodeMetadata]:
-        def advance() -> list[interaction_pb2.EpisodeMetadata]:
-            return self._episodes.advance(
-                lanes,
-                outcome.rewards,
-                outcome.terminated,
-                outcome.truncated,
-                episode_ids=episode_ids,
-                final_info=lambda row: self.env.final_info(outcome, row),
-            )
-
-        return self._call(verb, lanes, advance)  # type: ignore[no-any-return]
-
     def _encode(
         self,
+        verb: str,
         message: interaction_pb2.ResetResponse | interaction_pb2.StepResponse,
         outcome: Outcome,
         lanes: Sequence[int] | None,
         warnings: Warnings,
-    ) -> _Effect:
+    ) -> Buffers | None:
         """Fill in observation and infos; a large observation is left for the end."""
-        verb = "reset" if isinstance(message, interaction_pb2.ResetResponse) else "step"
 
-        def encode() -> _Effect:
-            found = [*warnings, *self._conformance.check_observations(outcome.observation, lanes)]
+        def encode() -> Buffers | None:
+            found = [*warnings, *self._conformance.check("observation", outcome.observation, lanes)]
             infos = self.env.wire_infos(outcome, found)
             if infos:
                 message.infos.CopyFrom(encode_meta_map(infos, "$.infos", typed=self._typed))
@@ -352,31 +292,35 @@ class Operations:
             leaves = self.env.observation_codec.buffers(outcome.observation, rows)
             if sum(map(len, leaves)) >= LARGE_BYTES:
                 message.SetInParent()
-                return _Effect(observation=leaves)
+                return leaves
             message.observation.SetInParent()
             message.observation.leaves.extend(map(bytes, leaves))
-            return _GOES_ON
+            return None
 
-        return self._call(verb, lanes, encode)  # type: ignore[no-any-return]
-
-    def _check_time(self, timeout_ms: int, begun_ns: int, verb: str) -> None:
-        if timeout_ms and time.perf_counter_ns() - begun_ns > timeout_ms * 1_000_000:
-            raise RefusedError(
-                ErrorCode.ENV_ERROR_CODE_TIMEOUT,
-                f"{verb} took longer than {timeout_ms} ms; it was carried out, its result dropped",
-            )
+        return _call(verb, lanes, encode)
 
 
-def _note_times(
-    response: interaction_pb2.JoinResponse,
-    outcome: Outcome,
-    *,
-    decode_ns: int | None = None,
-    encode_ns: int,
-) -> None:
-    if decode_ns is not None:
-        response.decode_ns = decode_ns
+def _refuse_unknown(*_: Any) -> None:
+    raise unsupported("the request asks for nothing known here")
+
+
+def _call(verb: str, lanes: Sequence[int] | None, call: Callable[[], T], *, cuts: bool = True) -> T:
+    try:
+        return call()
+    except BaseException as error:  # An env may even raise SystemExit; the server lives on.
+        raise failure(f"{verb} failed", error, lanes, cuts=cuts) from error
+
+
+def _check_time(timeout_ms: int, begun_ns: int, verb: str) -> None:
+    if timeout_ms and time.perf_counter_ns() - begun_ns > timeout_ms * 1_000_000:
+        raise RefusedError(
+            ErrorCode.ENV_ERROR_CODE_TIMEOUT,
+            f"{verb} took longer than {timeout_ms} ms; it was carried out, its result dropped",
+        )
+
+
+def _note_times(response: interaction_pb2.JoinResponse, outcome: Outcome, encoding_ns: int) -> None:
     response.user_ns = outcome.user_ns
-    response.encode_ns = encode_ns
+    response.encode_ns = time.perf_counter_ns() - encoding_ns
     if outcome.lane_skew_ns is not None:
         response.lane_skew_ns = outcome.lane_skew_ns

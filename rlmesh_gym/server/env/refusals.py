@@ -3,54 +3,40 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
-from rlmesh_gym.errors import CodecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from rlmesh_gym.server.env.served_env import Outcome
 
-__all__ = ["ErrorCode", "RefusedError", "check_roll", "decoded", "failure", "invalid"]
-
-T = TypeVar("T")
 
 ErrorCode = interaction_pb2.EnvErrorCode
 
 
+@dataclass(eq=False)
 class RefusedError(Exception):
     """A request that is answered with an in-band error.
 
     Attributes:
-        code: The wire's code.
         recoverable: The session goes on as if the request had not been made.
-        debug_info: For people, such as a traceback.
         lanes: Lanes that the request named; None for the whole vector.
         cuts: The running episodes of those lanes end here.
     """
 
-    def __init__(
-        self,
-        code: ErrorCode.ValueType,
-        message: str,
-        *,
-        recoverable: bool = True,
-        debug_info: str = "",
-        lanes: Sequence[int] | None = None,
-        cuts: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.recoverable = recoverable
-        self.debug_info = debug_info
-        self.lanes = lanes
-        self.cuts = cuts
+    code: ErrorCode.ValueType
+    message: str
+    recoverable: bool = True
+    debug_info: str = ""
+    lanes: Sequence[int] | None = None
+    cuts: bool = False
 
 
 def invalid(message: str) -> RefusedError:
@@ -58,20 +44,13 @@ def invalid(message: str) -> RefusedError:
     return RefusedError(ErrorCode.ENV_ERROR_CODE_INVALID_ACTION, message)
 
 
-def decoded(decode: Callable[[], T]) -> T:
-    """Return what ``decode`` does, its ``CodecError`` as the client's fault."""
-    try:
-        return decode()
-    except CodecError as error:
-        raise invalid(str(error)) from error
+def unsupported(message: str) -> RefusedError:
+    """Return the refusal of a request for what this server or environment does not do."""
+    return RefusedError(ErrorCode.ENV_ERROR_CODE_UNSUPPORTED, message)
 
 
 def check_roll(rolling: NDArray[np.bool_], outcome: Outcome) -> None:
-    """Check the lanes that a step was to reset (NEXT_STEP).
-
-    Raises:
-        RefusedError: One of them has a reward or an ending.
-    """
+    """Check that the lanes that a step was to reset (NEXT_STEP) have no reward or ending."""
     wrong = rolling & (outcome.terminated | outcome.truncated | (outcome.rewards != 0.0))
     if wrong.any():
         raise RefusedError(
@@ -86,14 +65,7 @@ def check_roll(rolling: NDArray[np.bool_], outcome: Outcome) -> None:
 def failure(
     what: str, error: BaseException, lanes: Sequence[int] | None, *, cuts: bool = True
 ) -> RefusedError:
-    """Return the refusal for an exception, with its traceback.
-
-    Args:
-        what: What failed, such as ``"step failed"``.
-        error: Why.
-        lanes: Lanes that the request named; None for the whole vector.
-        cuts: See :class:`RefusedError`.
-    """
+    """Return the refusal for an exception, with its traceback; see :class:`RefusedError`."""
     return RefusedError(
         ErrorCode.ENV_ERROR_CODE_INTERNAL,
         f"{what}: {type(error).__name__}: {error}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import EnvContract, Leaves, SpaceCodec
 
-__all__ = ["Outcome", "ServedEnv", "Warnings", "once_per_path"]
+    Lanes = Sequence[int] | None
+    Options = dict[str, Any] | None
+
 
 Warnings = list[tuple[int, dict[str, str]]]
 """Row of the answer and what was found there: ``kind``, ``path``, ``detail``."""
@@ -64,8 +67,6 @@ class ServedEnv(ABC):
 
     Attributes:
         contract: What the handshake announces.
-        observation_codec: Codec of the single observation space.
-        action_codec: Codec of the single action space.
         has_lane_operations: Lanes can be stepped and reset one by one, also at the same time by
             several threads as long as no lane has two at once.
         has_partial_reset: Some of the lanes can be reset.
@@ -86,28 +87,17 @@ class ServedEnv(ABC):
     base: Any
     has_own_processes = False
 
-    @property
+    @cached_property
     def num_envs(self) -> int:
         """Number of lanes."""
         return self.contract.num_envs
 
     @abstractmethod
-    def reset(
-        self,
-        lanes: Sequence[int] | None,
-        seeds: Sequence[int],
-        options: dict[str, Any] | None,
-    ) -> Outcome:
-        """Reset ``lanes``, or all if None.
-
-        Args:
-            lanes: Distinct lanes, checked by the caller.
-            seeds: As sent: none, or one per lane; a full reset takes any number.
-            options: Passed to the environment as they are.
-        """
+    def reset(self, lanes: Lanes, seeds: Sequence[int], options: Options) -> Outcome:
+        """Reset ``lanes``, or all if None; a full reset takes any number of seeds."""
 
     @abstractmethod
-    def step(self, lanes: Sequence[int] | None, action: Leaves) -> Outcome:
+    def step(self, lanes: Lanes, action: Leaves) -> Outcome:
         """Step ``lanes``, or all if None; ``action`` holds one row for each."""
 
     @abstractmethod

@@ -12,8 +12,7 @@ from rlmesh_gym.codec import EnvContract, SpaceCodec
 from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_INFO
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server.env.lane_calls import LaneCalls
-from rlmesh_gym.server.env.lane_envs import check_equal_spaces, close_all
-from rlmesh_gym.server.env.lane_values import as_flag, as_reward
+from rlmesh_gym.server.env.scalar_envs import as_flag, as_reward, check_equal_spaces, close_all
 from rlmesh_gym.server.env.served_env import Outcome, ServedEnv, once_per_path
 
 if TYPE_CHECKING:
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
     from rlmesh_gym.codec import Leaves
-    from rlmesh_gym.server.env.served_env import Warnings
+    from rlmesh_gym.server.env.served_env import Lanes, Options, Warnings
 
-__all__ = ["ServedLanes"]
 
 _LEGACY_RESULT = 4
 """Length of a step's result before ``truncated`` had its own place."""
@@ -38,10 +36,6 @@ class ServedLanes(ServedEnv):
         env_id: Name that the contract announces.
         overlap: Lanes may be at work at the same time, on threads of their own; they are where
             a call takes long enough to be worth it.
-
-    Raises:
-        ConfigurationError: No envs, or their spaces differ.
-        UnsupportedSpaceError: A space has no wire form.
     """
 
     has_lane_operations = True
@@ -69,19 +63,14 @@ class ServedLanes(ServedEnv):
             autoreset_mode=AutoresetMode.DISABLED,
         )
 
-    def reset(
-        self,
-        lanes: Sequence[int] | None,
-        seeds: Sequence[int],
-        options: dict[str, Any] | None,
-    ) -> Outcome:
+    def reset(self, lanes: Lanes, seeds: Sequence[int], options: Options) -> Outcome:
         """Reset lanes; the n-th seed goes to the n-th lane, missing ones leave it unseeded."""
 
         def reset(row: int, lane: int) -> tuple[Any, Any]:
             seed = seeds[row] if row < len(seeds) else None
             return self.envs[lane].reset(seed=seed, options=options)
 
-        named = self._named(lanes)
+        named = range(len(self.envs)) if lanes is None else lanes
         done = self._calls.run("reset", named, reset)
         return Outcome(
             self._rows([observation for observation, _ in done.values], named),
@@ -90,10 +79,13 @@ class ServedLanes(ServedEnv):
             lane_skew_ns=done.skew_ns,
         )
 
-    def step(self, lanes: Sequence[int] | None, action: Leaves) -> Outcome:
+    def step(self, lanes: Lanes, action: Leaves) -> Outcome:
         """Step lanes, each with its own row as the space samples it."""
-        named = self._named(lanes)
-        actions = self._actions(action, len(named))
+        named = range(len(self.envs)) if lanes is None else lanes
+        if self._is_discrete:
+            actions = list(action[0])  # Numpy integers already; many lanes feel the rest.
+        else:
+            actions = [self.action_codec.unflatten_row(action, row) for row in range(len(named))]
         done = self._calls.run("step", named, lambda row, lane: self.envs[lane].step(actions[row]))
         observations, infos = [], []
         rewards, terminated, truncated = [], [], []
@@ -121,10 +113,7 @@ class ServedLanes(ServedEnv):
         return None if env.render_mode is None else env.render()
 
     def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any] | None:
-        """Return one lane's dict as it is; several as a list beside a mask.
-
-        The mask marks the lanes whose episode ended, after a reset all of them.
-        """
+        """Return one lane's dict, or several beside a mask of those that ended (reset: all)."""
         infos = list(outcome.infos)
         found: dict[int, list[dict[str, str]]] = {}
         for row, warning in warnings:
@@ -151,15 +140,6 @@ class ServedLanes(ServedEnv):
         """Close every lane, also when one of them fails to; the first failure is raised."""
         self._calls.close()
         close_all(self.envs)
-
-    def _actions(self, action: Leaves, rows: int) -> Sequence[Any]:
-        """Return the actions row by row, each as its space samples it."""
-        if self._is_discrete:
-            return list(action[0])  # Numpy integers already; a step of many lanes feels the rest.
-        return [self.action_codec.unflatten_row(action, row) for row in range(rows)]
-
-    def _named(self, lanes: Sequence[int] | None) -> Sequence[int]:
-        return range(len(self.envs)) if lanes is None else lanes
 
     def _rows(self, observations: Sequence[Any], lanes: Sequence[int]) -> Leaves:
         try:

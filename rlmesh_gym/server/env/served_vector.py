@@ -12,8 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlmesh_gym.codec import EnvContract, SpaceCodec, final_info, find_autoreset_mode, one_dict
-from rlmesh_gym.codec.final_observations import encode_final_obs
-from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_OBS, take_lanes
+from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, FINAL_OBS, encode_final_obs, take_lanes
 from rlmesh_gym.codec.reset_arguments import RESET_MASK, are_consecutive, lane_arguments
 from rlmesh_gym.errors import CodecError, ConfigurationError
 from rlmesh_gym.server.env.lane_vector import LaneVector
@@ -25,29 +24,23 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
     from numpy.typing import NDArray
 
-    from rlmesh_gym.server.env.served_env import Warnings
+    from rlmesh_gym.server.env.served_env import Lanes, Options, Warnings
 
-__all__ = ["ServedVector"]
 
 _PICTURE_AXES = 3
 
 
 class ServedVector(ServedEnv):
-    """A vector env, whatever its width.
+    """A vector env, whatever its width; this object closes it.
 
     A plain ``SyncVectorEnv`` is driven lane by lane with the same results: that saves its deep
     copies, and keeps terminal observations from lanes that change theirs in place.
 
     Args:
-        envs: The vector env; this object closes it.
+        envs: The vector env.
         env_id: Name that the contract announces.
         partial_reset: Whether it honours ``options["reset_mask"]``; None finds out.
         in_process: Drive it just as it is, since it belongs to a run of this process.
-
-    Raises:
-        ConfigurationError: Its autoreset mode is none that Gymnasium has, or its lanes declare
-            different bounds.
-        UnsupportedSpaceError: A space has no wire form.
     """
 
     has_lane_operations = False
@@ -63,7 +56,7 @@ class ServedVector(ServedEnv):
         mode = find_autoreset_mode(envs)
         base = envs.unwrapped
         if partial_reset is None:
-            partial_reset = isinstance(base, (SyncVectorEnv, AsyncVectorEnv, LaneVector))
+            partial_reset = isinstance(base, (SyncVectorEnv, AsyncVectorEnv))
         self.has_partial_reset = partial_reset
         self.base = base
         self.takes_lane_seeds: bool = (
@@ -75,9 +68,9 @@ class ServedVector(ServedEnv):
         self._frames: dict[int, Any] = {}  # Rendered, and not asked for yet.
         self.envs: VectorEnv[Any, Any, Any] = envs
         if not in_process and type(envs) is SyncVectorEnv and envs.observation_mode == "same":
-            self.envs = LaneVector.adopt(envs)
-        self.observation_codec: SpaceCodec = SpaceCodec(envs.single_observation_space)
-        self.action_codec: SpaceCodec = SpaceCodec(envs.single_action_space)
+            self.envs = LaneVector(envs.envs, autoreset_mode=mode, copy=False)
+        self.observation_codec = SpaceCodec(envs.single_observation_space)
+        self.action_codec = SpaceCodec(envs.single_action_space)
         if not in_process:
             _refuse_spaces_per_lane(envs)
         self.contract: EnvContract = EnvContract(
@@ -90,12 +83,7 @@ class ServedVector(ServedEnv):
             autoreset_mode=mode,
         )
 
-    def reset(
-        self,
-        lanes: Sequence[int] | None,
-        seeds: Sequence[int],
-        options: dict[str, Any] | None,
-    ) -> Outcome:
+    def reset(self, lanes: Lanes, seeds: Sequence[int], options: Options) -> Outcome:
         """Reset all lanes, or some through ``options["reset_mask"]``.
 
         One seed ``s`` for a full reset of several lanes is spread by the vector env: ``s``,
@@ -112,20 +100,8 @@ class ServedVector(ServedEnv):
             options = {**options, RESET_MASK: np.asarray(options[RESET_MASK])}
         self._frames = {}
         begun = time.perf_counter_ns()
-        observation, infos = self._reset(seed, options)
-        user_ns = time.perf_counter_ns() - begun
-        leaves = self.observation_codec.flatten(observation, self.num_envs)
-        infos = one_dict(infos, self.num_envs)
-        if lanes is not None:
-            leaves = [leaf[np.asarray(lanes)] for leaf in leaves]
-            infos = take_lanes(infos or {}, lanes, self.num_envs)
-        return Outcome(leaves, infos, user_ns=user_ns)
-
-    def _reset(
-        self, seed: Any, options: dict[str, Any] | None
-    ) -> tuple[Any, dict[str, Any] | None]:
         try:
-            return self.envs.reset(seed=seed, options=options)
+            observation, infos = self.envs.reset(seed=seed, options=options)
         except (gymnasium.error.Error, TypeError) as error:
             if not isinstance(seed, list) or self.has_partial_reset:
                 raise
@@ -134,12 +110,17 @@ class ServedVector(ServedEnv):
                 "int s for s, s + 1, …: pass such seeds, or serve a list of environments"
             )
             raise ValueError(message) from error
-
-    def step(self, lanes: Sequence[int] | None, action: Any) -> Outcome:
-        """Step all lanes with the batch as the vector env's own ``action_space`` has it."""
+        user_ns = time.perf_counter_ns() - begun
+        leaves = self.observation_codec.flatten(observation, self.num_envs)
+        known = one_dict(infos, self.num_envs)
         if lanes is not None:
-            message = "a vector environment cannot step some of its lanes"
-            raise NotImplementedError(message)
+            leaves = [leaf[np.asarray(lanes)] for leaf in leaves]
+            known = take_lanes(known or {}, lanes, self.num_envs)
+        return Outcome(leaves, known, user_ns=user_ns)
+
+    def step(self, lanes: Lanes, action: Any) -> Outcome:
+        """Step all lanes with the batch as the vector env's own ``action_space`` has it."""
+        del lanes  # It has no lane operations, so that nobody names any.
         actions = self.action_codec.unflatten(action, self.num_envs)
         self._frames = {}
         begun = time.perf_counter_ns()
@@ -148,22 +129,16 @@ class ServedVector(ServedEnv):
         return Outcome(
             self.observation_codec.flatten(observation, self.num_envs),
             one_dict(infos, self.num_envs),
-            self._numbers(rewards),
-            self._flags(terminated, "terminations"),
-            self._flags(truncated, "truncations"),
+            self._row(rewards, "iufb", "rewards", "numbers").astype(np.float64),
+            self._row(terminated, "b", "terminations", "bools"),
+            self._row(truncated, "b", "truncations", "bools"),
             user_ns=user_ns,
         )
 
-    def _numbers(self, rewards: Any) -> NDArray[np.float64]:
-        array = np.asarray(rewards)
-        if array.dtype.kind not in "iufb" or array.size != self.num_envs:
-            raise TypeError(f"rewards must be {self.num_envs} numbers, got {rewards!r}")
-        return array.astype(np.float64).reshape(self.num_envs)
-
-    def _flags(self, flags: Any, name: str) -> NDArray[np.bool_]:
-        array = np.asarray(flags)
-        if array.dtype != np.bool_ or array.size != self.num_envs:
-            raise TypeError(f"{name} must be {self.num_envs} bools, got {flags!r}")
+    def _row(self, values: Any, kinds: str, name: str, unit: str) -> NDArray[Any]:
+        array = np.asarray(values)
+        if array.dtype.kind not in kinds or array.size != self.num_envs:
+            raise TypeError(f"{name} must be {self.num_envs} {unit}, got {values!r}")
         return array.reshape(self.num_envs)
 
     def render(self, lane: int) -> Any:
@@ -173,21 +148,18 @@ class ServedVector(ServedEnv):
         lane, until a lane is asked for again or the vector moves on. One picture of all lanes
         counts as the first lane's.
         """
-        if self.envs.render_mode is None:
+        if self._owner.render_mode is None:
             return None
         if isinstance(self.envs, LaneVector):
             return self.envs.envs[lane].render()
         if lane not in self._frames:
-            self._frames = self._all_frames()
+            frames: Any = self.envs.render()
+            if isinstance(frames, np.ndarray) and frames.ndim <= _PICTURE_AXES:
+                frames = (frames, *[None] * (self.num_envs - 1))
+            if frames is None or len(frames) != self.num_envs:
+                frames = [None] * self.num_envs
+            self._frames = dict(enumerate(frames))
         return self._frames.pop(lane)
-
-    def _all_frames(self) -> dict[int, Any]:
-        frames: Any = self.envs.render()
-        if isinstance(frames, np.ndarray) and frames.ndim <= _PICTURE_AXES:
-            frames = (frames, *[None] * (self.num_envs - 1))
-        if frames is None or len(frames) != self.num_envs:
-            frames = [None] * self.num_envs
-        return dict(enumerate(frames))
 
     def wire_infos(self, outcome: Outcome, warnings: Warnings) -> dict[str, Any] | None:
         """Return the batched dict, terminal observations as bytes of one-row values."""
@@ -199,10 +171,8 @@ class ServedVector(ServedEnv):
             try:
                 wire[FINAL_OBS] = encode_final_obs(self.observation_codec, wire[FINAL_OBS], ended)
             except CodecError as error:
-                detail = str(error)
-                raise CodecError(
-                    f"a terminal observation does not fit its space: {detail}", path=FINAL_OBS
-                ) from error
+                message = f"a terminal observation does not fit its space: {error}"
+                raise CodecError(message, path=FINAL_OBS) from error
         if warnings:
             wire.setdefault(CONFORMANCE_KEY, once_per_path(warnings))
         return wire

@@ -19,21 +19,17 @@ from rlmesh_gym.server.lifecycle import Server, check_number
 from rlmesh_gym.threads import DedicatedThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from typing import TypeVar
-
-    import gymnasium as gym
 
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym.rpc import JoinPeer, TLSLike
     from rlmesh_gym.server.env.conformance import ValidationPolicy
-    from rlmesh_gym.server.env.served_env import ServedEnv
+    from rlmesh_gym.server.env.source import AnyEnv
 
     T = TypeVar("T")
-    AnyEnv = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Sequence[gym.Env[Any, Any]]
 
-__all__ = ["EnvServer"]
 
 _logger = logging.getLogger(__name__)
 
@@ -169,12 +165,13 @@ class EnvServer(Server):
         if self._slots.wait_idle(timeout):
             self._close_env()
             return True
-        threading.Thread(target=self._close_later, name="rlmesh_gym-close", daemon=True).start()
-        return False
 
-    def _close_later(self) -> None:
-        self._slots.wait_idle(None)
-        self._close_env()
+        def close_later() -> None:
+            self._slots.wait_idle(None)
+            self._close_env()
+
+        self._in_background(close_later)
+        return False
 
     def _close_env(self) -> None:
         self._in_turn(self._source.close)
@@ -215,19 +212,16 @@ class EnvServer(Server):
                 _logger.exception("no environment for %s", peer.name)
                 raise Refused("INTERNAL", f"building the environment failed: {error}") from error
             try:
+                # Lanes in processes wait for nobody.
+                is_alone = env.has_own_processes and self._thread is None
                 stream = EnvStream(
                     Operations(env, self._policy, typed=ARRAYS in peer.capabilities),
                     lease,
-                    run=self._runner(env),
+                    run=self._user_code if is_alone else self._in_turn,
                     may_overlap=self._may_overlap,
                 )
                 yield from stream.answers(requests)
             finally:
                 self._in_turn(lambda: self._source.give_back(env))
         finally:
-            lease.end()
-            lease.release()
-
-    def _runner(self, env: ServedEnv) -> Callable[[Callable[[], T]], T]:
-        """Return how a session's answers are run; lanes in processes wait for nobody."""
-        return self._user_code if env.has_own_processes and self._thread is None else self._in_turn
+            lease.end(release=True)

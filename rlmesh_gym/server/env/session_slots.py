@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.rpc import JoinPeer
 
-__all__ = ["Lease", "SessionSlots"]
 
 _GRACE_SECONDS = 0.5
 """How long a newcomer waits for a slot. Often it is the same client, come back before the news of
@@ -43,39 +42,27 @@ class Lease:
         """Hold the lease while a call is at work."""
         with self._slots.changed:
             self.calls += 1
-            self._slots.touch()
         try:
             yield
         finally:
             with self._slots.changed:
                 self.calls -= 1
-                self._slots.touch()
+                self._slots.last_activity = time.monotonic()
                 self._slots.settle(self)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing needs the lease any more."""
-        return self.is_ended and not self.calls and not self.is_held
+    def end(self, *, release: bool = False) -> None:
+        """End the session; may be called again. The slot is free once no call is at work.
 
-    def release(self) -> None:
-        """Undo ``hold``; may be called again."""
-        with self._slots.changed:
-            self.is_held = False
-            self._slots.settle(self)
-
-    def end(self) -> None:
-        """End the session; may be called again. The slot is free once no call is at work."""
+        A held one is so only after ``release``.
+        """
         with self._slots.changed:
             self.is_ended = True
+            self.is_held = self.is_held and not release
             self._slots.settle(self)
 
 
 class SessionSlots:
-    """The sessions of one server.
-
-    Args:
-        limit: How many there may be at a time.
-    """
+    """The sessions of one server, at most ``limit`` at a time."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -83,14 +70,10 @@ class SessionSlots:
         self.changed: threading.Condition = threading.Condition(threading.RLock())
         self._leases: list[Lease] = []
         self._is_closed = False
-        self._last_activity = time.monotonic()
+        self.last_activity = time.monotonic()
 
     def take(self, peer: JoinPeer, *, hold: bool = False) -> Lease:
-        """Return a lease for ``peer``.
-
-        Args:
-            peer: The client.
-            hold: Keep the slot until :meth:`Lease.release`, beyond the session's end.
+        """Return a lease for ``peer``; ``hold`` keeps it until it is released.
 
         Raises:
             Refused: All slots are taken, or the server is stopping.
@@ -130,15 +113,12 @@ class SessionSlots:
         with self.changed:
             if any(lease.calls for lease in self._leases):
                 return 0.0
-            return time.monotonic() - self._last_activity
-
-    def touch(self) -> None:
-        """Note that something happened."""
-        self._last_activity = time.monotonic()
+            return time.monotonic() - self.last_activity
 
     def settle(self, lease: Lease) -> None:
         """Free the slot of ``lease`` if nothing needs it any more. The caller holds ``changed``."""
-        if lease.is_over and lease in self._leases:
+        is_over = lease.is_ended and not lease.calls and not lease.is_held
+        if is_over and lease in self._leases:
             self._leases.remove(lease)
             self.changed.notify_all()
 

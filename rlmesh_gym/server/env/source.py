@@ -22,28 +22,15 @@ if TYPE_CHECKING:
 
     AnyEnv = gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Sequence[gym.Env[Any, Any]]
 
-__all__ = ["EnvSource"]
 
 _logger = logging.getLogger(__name__)
 _UNKNOWN_ID = "UnknownEnv-v1"
 
 
 class EnvSource:
-    """Gives each session its environment and takes it back.
+    """Gives each session its environment, or one of its own (``per_session``), and takes it back.
 
-    Attributes:
-        is_per_session: Every session has an environment of its own.
-
-    Args:
-        env: What the user wants served; see :class:`~rlmesh_gym.server.EnvServer`.
-        per_session: Build an environment for every session, so that several can run at a time.
-        env_id: Name to announce instead of the environment's own.
-        partial_reset: See :class:`~rlmesh_gym.server.env.served_vector.ServedVector`.
-        overlap: See :class:`~rlmesh_gym.server.env.served_lanes.ServedLanes`.
-
-    Raises:
-        ConfigurationError: Not an environment, or one object where each session needs its own.
-        UnsupportedSpaceError: A space has no wire form.
+    Options and errors are those of :class:`~rlmesh_gym.server.EnvServer`.
     """
 
     def __init__(
@@ -75,29 +62,21 @@ class EnvSource:
                 "expected a gymnasium.Env, a list of them, a gymnasium.vector.VectorEnv or a "
                 f"callable that returns one of these, got {type(env).__name__}"
             )
-        self._contract: env_contract_pb2.EnvContract | None = None
-        self._capabilities: list[str] = []
+        self.capabilities: list[str] = []  # What the handshake announces.
 
     def prepare(self) -> None:
-        """Build the first environment, from which the contract is read."""
+        """Build the first environment, from which contract and capabilities are read."""
         if self._spare is None:
             self._spare = self._new()
         served = self._spare
         self._contract = encode_contract(served.contract)
-        self._capabilities = [ARRAYS, SPACES]
+        self.capabilities = [ARRAYS, SPACES]
         if served.has_lane_operations:
-            self._capabilities.append(SUBSET_STEP)
+            self.capabilities.append(SUBSET_STEP)
         if served.has_partial_reset:
-            self._capabilities.append(PARTIAL_RESET)
+            self.capabilities.append(PARTIAL_RESET)
         if served.contract.autoreset_mode is gym.vector.AutoresetMode.SAME_STEP:
-            self._capabilities.append(FINAL_OBS)
-
-    @property
-    def contract(self) -> env_contract_pb2.EnvContract:
-        """What the handshake announces; after :meth:`prepare`."""
-        if self._contract is None:
-            raise ConfigurationError("the environment has not been built yet")
-        return self._contract
+            self.capabilities.append(FINAL_OBS)
 
     def contract_for(self, capabilities: Mapping[str, str]) -> env_contract_pb2.EnvContract:
         """Return the contract in the form that a client with these capabilities reads.
@@ -106,16 +85,11 @@ class EnvSource:
             UnsupportedSpaceError: There is none.
         """
         if capabilities.get(SPACES) == "true":
-            return self.contract
+            return self._contract
         contract = env_contract_pb2.EnvContract()
-        contract.CopyFrom(self.contract)
+        contract.CopyFrom(self._contract)
         plain_spec(contract.spec)
         return contract
-
-    @property
-    def capabilities(self) -> list[str]:
-        """Names that the handshake announces; after :meth:`prepare`."""
-        return list(self._capabilities)
 
     def take(self) -> ServedEnv:
         """Return the environment for a new session.
@@ -131,7 +105,7 @@ class EnvSource:
         if served is not None:
             return served
         served = self._new()
-        if encode_contract(served.contract) != self.contract:
+        if encode_contract(served.contract) != self._contract:
             served.close()
             raise ConfigurationError(
                 "the environment built for this session differs from the first one in its spaces, "
@@ -160,9 +134,10 @@ class EnvSource:
         if isinstance(env, VectorEnv):
             served = ServedVector(env, self._name(env), partial_reset=self._partial_reset)
         elif isinstance(env, gym.Env):
-            served = self._lanes([env], self._name(env))
+            served = ServedLanes([env], self._name(env), overlap=self._overlap)
         elif isinstance(env, (list, tuple)) and all(isinstance(lane, gym.Env) for lane in env):
-            served = self._lanes(env, self._name(env[0]) if env else _UNKNOWN_ID)
+            name = self._name(env[0]) if env else _UNKNOWN_ID
+            served = ServedLanes(env, name, overlap=self._overlap)
         else:
             raise ConfigurationError(
                 "expected a gymnasium.Env, a list of them or a gymnasium.vector.VectorEnv, "
@@ -170,9 +145,6 @@ class EnvSource:
             )
         served.contract = without_unsupported(served.contract)
         return served
-
-    def _lanes(self, envs: Sequence[gym.Env[Any, Any]], env_id: str) -> ServedLanes:
-        return ServedLanes(envs, env_id, overlap=self._overlap)
 
     def _name(self, env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> str:
         if self._env_id:

@@ -27,26 +27,16 @@ if TYPE_CHECKING:
     Responses = Iterator[interaction_pb2.JoinResponse | bytes]
     Run = Callable[[Callable[[], Reply]], Reply]
 
-__all__ = ["EnvStream"]
-
 
 class EnvStream:
     """Answers the requests of one client.
 
-    Args:
-        operations: The session's verbs.
-        lease: Held while a call is at work.
-        run: Runs one answer where, and when, the environment may be called.
-        may_overlap: Lanes may be at work at the same time.
+    ``run`` makes one answer where, and when, the environment may be called; the lease is held
+    meanwhile.
     """
 
     def __init__(
-        self,
-        operations: Operations,
-        lease: Lease,
-        *,
-        run: Run,
-        may_overlap: bool,
+        self, operations: Operations, lease: Lease, *, run: Run, may_overlap: bool
     ) -> None:
         self._operations = operations
         self._lease = lease
@@ -78,13 +68,10 @@ class EnvStream:
 
     def _overlapping(self, first: interaction_pb2.JoinRequest, requests: Requests) -> Responses:
         replies: SimpleQueue[Reply | Exception | None] = SimpleQueue()
-        reader = threading.Thread(
-            target=self._read,
-            args=(first, requests, replies),
-            name="rlmesh_gym-reader",
-            daemon=True,
-        )
-        reader.start()
+        arguments = (first, requests, replies)
+        threading.Thread(
+            target=self._read, args=arguments, name="rlmesh_gym-reader", daemon=True
+        ).start()
         while (reply := replies.get()) is not None:
             if isinstance(reply, Exception):
                 raise reply
@@ -96,20 +83,25 @@ class EnvStream:
         requests: Requests,
         replies: SimpleQueue[Reply | Exception | None],
     ) -> None:
-        scheduler = LaneScheduler()
+        scheduler, num_envs = LaneScheduler(), self._operations.env.num_envs
         request: interaction_pb2.JoinRequest | None = first
         failure: Exception | None = None
+
+        def answer(request: interaction_pb2.JoinRequest, received_ns: int) -> Reply:
+            reply = self._answer(request, received_ns)
+            replies.put(reply)
+            return reply
+
         try:
             while request is not None and not self._lease.is_ended:
                 received = time.perf_counter_ns()
-                lanes = self._schedulable(request)
+                # A request that names wrong lanes is only refused.
+                lanes = {lane for lane in lanes_named(request) if lane < num_envs}
                 if lanes:
-                    scheduler.submit(lanes, partial(self._put_answer, request, received, replies))
+                    scheduler.submit(lanes, partial(answer, request, received))
                 else:
                     scheduler.drain()
-                    reply = self._answer(request, received)
-                    replies.put(reply)
-                    if reply.closes:
+                    if answer(request, received).closes:
                         return
                 request = next(requests, None)
         except Exception as error:  # Of the stream itself: the client cancelled, or sent garbage.
@@ -117,16 +109,3 @@ class EnvStream:
         finally:
             scheduler.close()
             replies.put(failure)
-
-    def _put_answer(
-        self,
-        request: interaction_pb2.JoinRequest,
-        received_ns: int,
-        replies: SimpleQueue[Reply | Exception | None],
-    ) -> None:
-        replies.put(self._answer(request, received_ns))
-
-    def _schedulable(self, request: interaction_pb2.JoinRequest) -> set[int]:
-        """Return the lanes to wait for; a request that names wrong ones is only refused."""
-        num_envs = self._operations.env.num_envs
-        return {lane for lane in lanes_named(request) if lane < num_envs}

@@ -19,23 +19,16 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import Leaves
 
-__all__ = ["detached", "read_batch"]
 
 _BUILT_IN = 1
 """``isbuiltin`` of numpy's own dtypes; those of other packages, such as bfloat16, say 2."""
 
 
 def read_batch(codec: SpaceCodec, batch: Any, num_rows: int) -> Leaves:
-    """Read one batch of actions.
+    """Read one batch of actions, in vector form or as a list with one value per row.
 
-    Args:
-        codec: Codec of the single action space.
-        batch: Actions in vector form, or as a list with one value per row. For a Tuple space a
-            tuple is the vector form, one batch per member, and a list of tuples has one per row.
-        num_rows: Rows that it must have.
-
-    Returns:
-        The leaves, which may share memory with the batch.
+    For a Tuple space a tuple is the vector form, one batch per member, and a list of tuples has one
+    per row. The leaves may share memory with the batch.
 
     Raises:
         CodecError: It does not fit the space, can be read in two ways, or is no batch at all.
@@ -56,11 +49,7 @@ def read_batch(codec: SpaceCodec, batch: Any, num_rows: int) -> Leaves:
 
 
 def detached(result: Any) -> Any:
-    """Copy the arrays of a handler's answer, so that it may fill its buffers anew.
-
-    Args:
-        result: Frames or a batch; arrays may be of any library that numpy can read.
-    """
+    """Copy the arrays, of whatever library, of frames or a batch, so that their owner may go on."""
     if isinstance(result, PredictFrames):
         return PredictFrames(detached(result.actions), [detached(batch) for batch in result.replay])
     return _each(result, np.array)

@@ -9,27 +9,20 @@ from typing import TYPE_CHECKING
 from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym.codec import decode_env_spec
 from rlmesh_gym.errors import CodecError, ModelError
-from rlmesh_gym.model import (
-    MAX_EXECUTION_HORIZON,
-    ModelRoute,
-    ResolveOptions,
-    RouteNeeds,
-)
+from rlmesh_gym.model import MAX_EXECUTION_HORIZON, ModelRoute, ResolveOptions, RouteNeeds
 from rlmesh_gym.rpc import EDITION
 from rlmesh_gym.server.model.answers import check_needs
-from rlmesh_gym.server.model.exchange import Exchange, check_context
 from rlmesh_gym.server.model.faults import invalid, model_raised
 from rlmesh_gym.server.model.routes import Route
+from rlmesh_gym.server.model.service import Exchange, check_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from rlmesh_gym.codec import EnvSpec
-    from rlmesh_gym.server.model.clients import Client
-    from rlmesh_gym.server.model.service import ModelService
+    from rlmesh_gym.server.model.service import Client, ModelService
 
-__all__ = ["Release", "Reset", "Resolve", "release"]
 
 _logger = logging.getLogger(__name__)
 
@@ -39,13 +32,9 @@ class Resolve(Exchange):
 
     operation = "resolve_adapter"
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.keys: tuple[str, ...] = (self.envelope.resolve_adapter.context.env_id,)
-
     def work(self) -> None:
         """Check, set up, and keep the route."""
-        request = self.envelope.resolve_adapter
+        request = self.request
         env_id = check_context(request.context, self.operation)
         edition = request.selected_workflow_edition
         if edition not in ("", EDITION):
@@ -59,7 +48,14 @@ class Resolve(Exchange):
             )
             raise invalid(message, env_id=env_id)
         self._make_room(env_id)
-        contract = _decode_contract(request, env_id)
+        if not request.HasField("env_spec"):
+            message = "resolve_adapter: env_spec is missing; it holds the spaces"
+            raise invalid(message, recoverable=False, env_id=env_id)
+        try:
+            contract = decode_env_spec(request.env_spec)
+        except CodecError as error:
+            message = f"resolve_adapter: env_spec is malformed: {error}"
+            raise invalid(message, recoverable=False, env_id=env_id) from error
         needs = self._set_up(env_id, contract, options)
         route = Route(
             ModelRoute(env_id, contract, options, needs),
@@ -93,11 +89,6 @@ class Resolve(Exchange):
             raise
 
     def _make_room(self, env_id: str) -> None:
-        """See to it that one more environment can be resolved.
-
-        Raises:
-            ModelError: BUSY: the table is full of environments whose clients are connected.
-        """
         routes = self.service.routes
         if routes.has_room(env_id):
             return
@@ -114,11 +105,7 @@ class Resolve(Exchange):
 class _Ending(Exchange):
     """What ends for a model: every part is told, also after one has failed."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.request: Any = getattr(self.envelope, self.operation)
-        self.keys: tuple[str, ...] = (self.request.context.env_id,)
-        self._failure: BaseException | None = None
+    _failure: BaseException | None = None
 
     def attempt(self, call: Callable[..., None], *args: Any) -> None:
         """Call user code; what it raises is told in the end."""
@@ -216,14 +203,3 @@ def release(
     request.release_adapter.reason = reason
     received_ns = time.perf_counter_ns()
     service.dispatch(Release(service, client, request, received_ns, deliver, expected=route))
-
-
-def _decode_contract(request: interaction_pb2.ResolveAdapterRequest, env_id: str) -> EnvSpec:
-    if not request.HasField("env_spec"):
-        message = "resolve_adapter: env_spec is missing; it holds the spaces"
-        raise invalid(message, recoverable=False, env_id=env_id)
-    try:
-        return decode_env_spec(request.env_spec)
-    except CodecError as error:
-        message = f"resolve_adapter: env_spec is malformed: {error}"
-        raise invalid(message, recoverable=False, env_id=env_id) from error

@@ -16,29 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.codec import Leaves, LeavesValue, SpaceCodec
     from rlmesh_gym.model import ResolveOptions
+    from rlmesh_gym.rpc import HistoryRows
     from rlmesh_gym.server.model.routes import Route
 
-__all__ = [
-    "check_episodes",
-    "check_needs",
-    "make_history_frame",
-    "make_observation",
-    "prediction_failed",
-    "read_frames",
-]
+    Episodes = Sequence[tuple[str, int | None]]
+
 
 _MAX_SIGNATURE_LEAVES = 16
 
 
 def check_needs(needs: object, options: ResolveOptions, env_id: str) -> RouteNeeds:
     """Check what a route's set-up answered, and that the client can live with it.
-
-    Args:
-        needs: The answer; None for nothing.
-        options: What the client asked for.
-        env_id: Its environment.
 
     Raises:
         ModelError: INTERNAL: no answer that a set-up may give. INVALID_REQUEST: a horizon longer
@@ -71,43 +62,36 @@ def check_needs(needs: object, options: ResolveOptions, env_id: str) -> RouteNee
 
 def make_observation(
     route: Route,
-    leaves: Leaves,
-    episode_ids: Sequence[str],
-    seeds: Sequence[int | None],
+    value: SpaceValue | LeavesValue | None,
+    episodes: Episodes,
     *,
-    history: Sequence[HistoryFrame] = (),
+    history: Sequence[HistoryRows] = (),
     step: int | None = None,
     staged: dict[str, int] | None = None,
 ) -> ModelObservation:
-    """Make what the handler is given, once it is checked.
+    """Decode and check what the handler is given; the arrays are its own.
 
-    ``route.deliver`` takes the steps for delivered, when the handler has answered.
-
-    Args:
-        route: The environment.
-        leaves: Observation, one row per episode; the handler gets these very arrays.
-        episode_ids: Episode of each row.
-        seeds: Seed of each row's episode, None where it is not known.
-        history: Steps replayed since the last prediction; see :func:`make_history_frame`.
-        step: The session's step count; needed where the route follows steps.
-        staged: Steps of requests that go to the handler together with this one; updated.
+    ``route.deliver`` takes the steps for delivered, when the handler has answered. ``staged`` holds
+    the steps of requests that go to the handler together with this one, and is updated.
 
     Raises:
         ModelError: INVALID_REQUEST, recoverable: rows, ids, values or steps that do not fit.
     """
-    ids = tuple(episode_ids)
-    codec = _observation_codec(route)
-    batch = _checked(route, codec, leaves, ids, "predict")
+    batch, ids, seeds = _rows(route, value, episodes, "predict")
     if history and not route.wants_history:
         message = "predict: history rows on a route that did not ask for them"
         raise invalid(message, env_id=route.env_id, episode_ids=ids)
+    frames = []
+    for rows in history:
+        what = f"predict: history row of step {rows.step}"
+        frames.append(HistoryFrame(rows.step, *_rows(route, rows.observation, rows.episodes, what)))
     observation = ModelObservation(
         env_id=route.env_id,
         observation=batch,
         episode_ids=ids,
-        seeds=tuple(seeds),
+        seeds=seeds,
         execution_horizon=route.model_route.options.execution_horizon,
-        history=tuple(history),
+        history=tuple(frames),
         step=step,
         route=route.model_route,
     )
@@ -115,30 +99,32 @@ def make_observation(
     return observation
 
 
-def make_history_frame(
-    route: Route,
-    step: int,
-    leaves: Leaves,
-    episode_ids: Sequence[str],
-    seeds: Sequence[int | None],
-) -> HistoryFrame:
-    """Make one replayed step's observations, once they are checked.
+def _rows(
+    route: Route, value: SpaceValue | LeavesValue | None, episodes: Episodes, what: str
+) -> tuple[Any, tuple[str, ...], tuple[int | None, ...]]:
+    """Return a batch in vector form, and the id and seed of each of its rows."""
+    codec = route.observation_codec
+    if value is None:
+        raise invalid(f"{what} has no observation", env_id=route.env_id)
+    if codec is None:
+        message = "predict: the env was resolved without an observation space"
+        raise invalid(message, env_id=route.env_id)
+    ids = tuple([episode_id for episode_id, _ in episodes])
+    _check_episodes(ids, route.env_id, what)
+    try:
+        leaves = codec.decode(value, len(ids))
+        batch = codec.unflatten(leaves, len(ids))
+    except CodecError as error:
+        message = f"{what}: {len(ids)} rows do not fit the observation space: {error}"
+        raise invalid(message, env_id=route.env_id, episode_ids=ids) from error
+    for row, path, detail in codec.out_of_domain(leaves):
+        message = f"{what}: observation row {row}, episode {ids[row]!r}: {path}: {detail}"
+        raise invalid(message, env_id=route.env_id, episode_ids=ids)
+    return batch, ids, tuple([seed for _, seed in episodes])
 
-    Raises:
-        ModelError: INVALID_REQUEST, recoverable: rows, ids or values that do not fit.
-    """
-    ids = tuple(episode_ids)
-    what = f"predict: history row of step {step}"
-    batch = _checked(route, _observation_codec(route), leaves, ids, what)
-    return HistoryFrame(step, batch, ids, tuple(seeds))
 
-
-def check_episodes(episode_ids: Sequence[str], env_id: str, what: str) -> None:
-    """Check that every row names an episode of its own.
-
-    Raises:
-        ModelError: INVALID_REQUEST, recoverable.
-    """
+def _check_episodes(episode_ids: Sequence[str], env_id: str, what: str) -> None:
+    """Refuse rows that do not each name an episode of their own."""
     if not episode_ids:
         message = f"{what}: episode_info is empty; it names the episode of every row"
         raise invalid(message, env_id=env_id)
@@ -154,14 +140,7 @@ def check_episodes(episode_ids: Sequence[str], env_id: str, what: str) -> None:
 def read_frames(route: Route, observation: ModelObservation, frames: Any) -> list[Leaves]:
     """Check what the handler returned and flatten it, at most as many frames as the horizon.
 
-    Args:
-        route: The environment.
-        observation: The request.
-        frames: :class:`~rlmesh_gym.model.PredictFrames`, or one batch.
-
-    Returns:
-        Leaves of the action space per frame, ``observation.num_envs`` rows each. They may share
-        memory with what the handler returned.
+    The leaves of each frame may share memory with what the handler returned.
 
     Raises:
         ModelError: INTERNAL, recoverable: the answer does not fit the action space, the number of
@@ -169,9 +148,15 @@ def read_frames(route: Route, observation: ModelObservation, frames: Any) -> lis
     """
     if not isinstance(frames, PredictFrames):
         frames = PredictFrames(frames)
+    horizon, native = observation.execution_horizon, route.model_route.needs.native_chunk
     try:
-        _check_chunk(route, observation, frames)
-        batches = (frames.actions, *frames.replay[: observation.execution_horizon - 1])
+        if horizon > 1 and native is not None and frames.num_frames < horizon:
+            message = (
+                f"the model returned {frames.num_frames} frames, expected at least {horizon} "
+                f"since its route declares chunks of {native}"
+            )
+            raise _bad_answer(message, observation)  # noqa: TRY301 - one place reads frames
+        batches = (frames.actions, *frames.replay[: horizon - 1])
         return [_read(route, index, batch, observation) for index, batch in enumerate(batches)]
     except ModelError:
         raise
@@ -192,40 +177,6 @@ def prediction_failed(
         episode_ids=observation.episode_ids,
         signature="" if codec is None else _signature(codec, observation),
     )
-
-
-def _check_chunk(route: Route, observation: ModelObservation, frames: PredictFrames) -> None:
-    horizon = observation.execution_horizon
-    native = route.model_route.needs.native_chunk
-    if horizon > 1 and native is not None and frames.num_frames < horizon:
-        message = (
-            f"the model returned {frames.num_frames} frames, expected at least {horizon} "
-            f"since its route declares chunks of {native}"
-        )
-        raise _bad_answer(message, observation)
-
-
-def _observation_codec(route: Route) -> SpaceCodec:
-    if route.observation_codec is None:
-        message = "predict: the env was resolved without an observation space"
-        raise invalid(message, env_id=route.env_id)
-    return route.observation_codec
-
-
-def _checked(
-    route: Route, codec: SpaceCodec, leaves: Leaves, episode_ids: tuple[str, ...], what: str
-) -> Any:
-    """Return the leaves in vector form."""
-    check_episodes(episode_ids, route.env_id, what)
-    try:
-        batch = codec.unflatten(leaves, len(episode_ids))
-    except CodecError as error:
-        message = f"{what}: {len(episode_ids)} rows do not fit the observation space: {error}"
-        raise invalid(message, env_id=route.env_id, episode_ids=episode_ids) from error
-    for row, path, detail in codec.out_of_domain(leaves):
-        message = f"{what}: observation row {row}, episode {episode_ids[row]!r}: {path}: {detail}"
-        raise invalid(message, env_id=route.env_id, episode_ids=episode_ids)
-    return batch
 
 
 def _read(route: Route, index: int, batch: Any, observation: ModelObservation) -> Leaves:

@@ -15,7 +15,6 @@ from rlmesh_gym.errors import Error, ModelError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["closed", "encode_fault", "invalid", "model_raised", "not_configured", "unsupported"]
 
 _CODES = {
     name.removeprefix("MODEL_ERROR_CODE_")
@@ -72,14 +71,7 @@ def model_raised(
     """Turn what user code raised into an answer that names it and its input.
 
     User code that raises a :class:`ModelError` chooses the code and whether it is recoverable;
-    everything else is INTERNAL and recoverable.
-
-    Args:
-        error: What was raised.
-        operation: What was being done, such as ``"predict"``.
-        env_id: The environment of the request.
-        episode_ids: Episodes of the request's rows.
-        signature: Shapes and dtypes of the input; empty when there was none.
+    everything else is INTERNAL and recoverable. ``signature`` tells shapes and dtypes of the input.
     """
     code, recoverable = "INTERNAL", True
     kind = f"{type(error).__name__}: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlmesh_gym.codec import EnvSpec, LeavesValue
 from rlmesh_gym.errors import ModelError
@@ -19,7 +19,6 @@ from rlmesh_gym.model import (
 from rlmesh_gym.rpc import InProcessSession
 from rlmesh_gym.server.model.answers import (
     check_needs,
-    make_history_frame,
     make_observation,
     prediction_failed,
     read_frames,
@@ -32,18 +31,15 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.rpc import HistoryRows, InProcessPending
 
-__all__ = ["InProcessModelSession"]
 
+T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 
 class InProcessModelSession(InProcessSession):
     """A session with a handler or function here; what :class:`~rlmesh_gym.rpc.ModelSession` is.
 
-    Args:
-        model: A :class:`~rlmesh_gym.ModelHandler`, or a function from batched observations to
-            batched actions, both in Gymnasium's vector form. It stays open when the session is
-            closed.
+    The model stays open when the session is closed.
     """
 
     batches_lanes = True
@@ -81,7 +77,7 @@ class InProcessModelSession(InProcessSession):
             self._routes[env_id] = Route(route, owner=self, stream_over=threading.Event())
             return needs
 
-        return self._do("resolve_adapter", work, _raised("resolve_adapter", env_id))
+        return self._call("resolve_adapter", work, env_id)
 
     def predict(
         self,
@@ -93,32 +89,12 @@ class InProcessModelSession(InProcessSession):
         step: int | None = None,
     ) -> InProcessPending[Any]:
         """Call the handler; see ``ModelSession.predict``."""
-        ids = tuple([episode_id for episode_id, _ in episodes])
 
         def work() -> Any:
             route = self._routes.get(env_id)
             if route is None:
                 raise not_configured(env_id)
-            codec = route.observation_codec
-            frames = [
-                make_history_frame(
-                    route,
-                    rows.step,
-                    codec.decode(rows.observation, len(rows.episodes)) if codec else [],
-                    [episode_id for episode_id, _ in rows.episodes],
-                    [seed for _, seed in rows.episodes],
-                )
-                for rows in history
-            ]
-            request = make_observation(
-                route,
-                # Copies, since the arrays that a handler gets are its own.
-                codec.decode(observation, len(ids)) if codec else [],
-                ids,
-                [seed for _, seed in episodes],
-                history=frames,
-                step=step,
-            )
+            request = make_observation(route, observation, episodes, history=history, step=step)
             try:
                 result = predict_frames(self.handler, request)
             except ModelError:
@@ -133,7 +109,8 @@ class InProcessModelSession(InProcessSession):
             route.deliver(request)
             return SimpleNamespace(actions=actions, context=None)
 
-        pending = self._do("predict", work, _raised("predict", env_id, ids))
+        ids = tuple([episode_id for episode_id, _ in episodes])
+        pending = self._call("predict", work, env_id, ids)
         pending.held = self.handler.held_state()
         return pending
 
@@ -150,7 +127,7 @@ class InProcessModelSession(InProcessSession):
             finally:
                 self.handler.reset_adapter(env_id, episode_ids)
 
-        return self._do("reset_adapter", work, _raised("reset_adapter", env_id, episode_ids))
+        return self._call("reset_adapter", work, env_id, episode_ids)
 
     def release_adapter(self, env_id: str, reason: str = "") -> InProcessPending[None]:
         """Let the handler drop its episodes, and the set-up the environment."""
@@ -165,14 +142,15 @@ class InProcessModelSession(InProcessSession):
                 if self._setup is not None:
                     self._setup.release_adapter(env_id)
 
-        return self._do("release_adapter", work, _raised("release_adapter", env_id))
+        return self._call("release_adapter", work, env_id)
 
+    def _call(
+        self, operation: str, work: Callable[[], T], env_id: str, episode_ids: Sequence[str] = ()
+    ) -> InProcessPending[T]:
+        def explain(error: Exception) -> ModelError:
+            if not isinstance(error, ModelError):
+                error = model_raised(error, operation, env_id=env_id, episode_ids=episode_ids)
+            error.endpoint, error.operation = self.endpoint, operation
+            return error
 
-def _raised(operation: str, env_id: str, episode_ids: Sequence[str] = ()) -> Any:
-    def explain(error: Exception) -> ModelError:
-        if not isinstance(error, ModelError):
-            error = model_raised(error, operation, env_id=env_id, episode_ids=episode_ids)
-        error.endpoint, error.operation = "local", operation
-        return error
-
-    return explain
+        return self._do(operation, work, explain)

@@ -7,35 +7,28 @@ from typing import TYPE_CHECKING
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym._proto.spaces.v1 import value_pb2
-from rlmesh_gym.errors import CodecError, ModelError
+from rlmesh_gym.errors import ModelError
 from rlmesh_gym.model import predict_frames
+from rlmesh_gym.rpc import HistoryRows
 from rlmesh_gym.server.model.actions import detached
-from rlmesh_gym.server.model.answers import (
-    check_episodes,
-    make_history_frame,
-    make_observation,
-    prediction_failed,
-    read_frames,
-)
-from rlmesh_gym.server.model.exchange import Exchange, check_context
+from rlmesh_gym.server.model.answers import make_observation, prediction_failed, read_frames
 from rlmesh_gym.server.model.faults import encode_fault, invalid
+from rlmesh_gym.server.model.service import Exchange, check_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from rlmesh_gym.codec import Leaves, SpaceCodec
-    from rlmesh_gym.model import HistoryFrame, ModelObservation
-    from rlmesh_gym.server.model.clients import Client
+    from rlmesh_gym.codec import SpaceCodec
+    from rlmesh_gym.model import ModelObservation
     from rlmesh_gym.server.model.routes import Route
-    from rlmesh_gym.server.model.service import ModelService
-
-__all__ = ["GroupedPredict", "Predict", "PredictJob"]
+    from rlmesh_gym.server.model.service import Client, ModelService
 
 
-class _Asking(Exchange):
-    """What both kinds of predict share: decode, call the handler, encode."""
+class Predict(Exchange):
+    """Predict: one batch of rows to actions. Decode, call the handler, encode."""
 
+    operation = "predict"
     brief = True
     skippable = True
 
@@ -52,16 +45,16 @@ class _Asking(Exchange):
             self._encode()
 
     def decode(self) -> None:
-        """Fill ``jobs``."""
-        raise NotImplementedError
+        """Make the jobs: here one; a request that does not fit is an error."""
+        self.jobs.append(PredictJob(self.service, self.client, self.request, {}))
 
     def ask(self, observations: list[ModelObservation]) -> list[Any]:
         """Call the handler."""
-        raise NotImplementedError
+        return [predict_frames(self.service.handler, observations[0])]
 
     def encode(self) -> None:
         """Fill in the response."""
-        raise NotImplementedError
+        self.response.predict.CopyFrom(self.jobs[0].encode())
 
     def _call(self) -> None:
         called_ns = time.perf_counter_ns()
@@ -89,50 +82,25 @@ class _Asking(Exchange):
         self.finish()
 
 
-class Predict(_Asking):
-    """Predict: one batch of rows to actions."""
-
-    operation = "predict"
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.keys: tuple[str, ...] = (self.envelope.predict.context.env_id,)
-
-    def decode(self) -> None:
-        """One job; a request that does not fit is an error."""
-        self.jobs.append(PredictJob(self.service, self.client, self.envelope.predict, {}))
-
-    def ask(self, observations: list[ModelObservation]) -> list[Any]:
-        """Call predict or predict_chunked."""
-        return [predict_frames(self.service.handler, observations[0])]
-
-    def encode(self) -> None:
-        """Answer with the frames."""
-        self.response.predict.CopyFrom(self.jobs[0].encode())
-
-
-class GroupedPredict(_Asking):
+class GroupedPredict(Predict):
     """GroupedPredict: predicts that the handler sees together, each with its own outcome."""
 
     operation = "grouped_predict"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        groups = self.envelope.grouped_predict.groups
-        self.keys: tuple[str, ...] = tuple(dict.fromkeys(group.context.env_id for group in groups))
+        self.keys = tuple(dict.fromkeys(group.context.env_id for group in self.request.groups))
 
     def decode(self) -> None:
         """A job for each group that fits."""
         staged: dict[str, dict[str, int]] = {}
         self._outcomes: list[PredictJob | ModelError] = []
-        for group in self.envelope.grouped_predict.groups:
+        for group in self.request.groups:
             try:
-                job = PredictJob(self.service, self.client, group, staged)
+                self.jobs.append(PredictJob(self.service, self.client, group, staged))
+                self._outcomes.append(self.jobs[-1])
             except ModelError as error:  # noqa: PERF203 - each group has its own outcome
                 self._outcomes.append(error)
-            else:
-                self._outcomes.append(job)
-                self.jobs.append(job)
 
     def ask(self, observations: list[ModelObservation]) -> list[Any]:
         """Call predict_grouped."""
@@ -159,11 +127,7 @@ class GroupedPredict(_Asking):
 
 
 class PredictJob:
-    """One group of rows on its way through the handler.
-
-    Raises:
-        ModelError: The request does not fit; nothing has changed.
-    """
+    """One group of rows on its way through the handler; made of a request that fits."""
 
     def __init__(
         self,
@@ -190,11 +154,7 @@ class PredictJob:
                 self.result = error
 
     def encode(self) -> interaction_pb2.PredictResponse:
-        """Encode the result and take the request's steps for delivered.
-
-        Raises:
-            ModelError: The handler raised, or its answer does not fit.
-        """
+        """Encode the result and take the request's steps for delivered."""
         result = self.result
         if isinstance(result, BaseException):
             raise prediction_failed(result, self.route, self.observation) from result
@@ -208,60 +168,34 @@ class PredictJob:
 def _decode(
     route: Route, request: interaction_pb2.PredictRequest, staged: dict[str, int]
 ) -> ModelObservation:
-    """Decode a request whose context has been checked.
-
-    Raises:
-        ModelError: INVALID_REQUEST, recoverable: rows, ids or values that do not fit.
-    """
+    """Decode a request whose context has been checked."""
     if not request.context.request_id:
         raise invalid("predict: context.request_id is empty", env_id=route.env_id)
-    episode_ids, seeds = _episodes(request.episode_info)
-    leaves = _rows(route, request, episode_ids, "predict")
-    history = [_history_frame(route, frame) for frame in request.history]
-    step = request.step if request.HasField("step") else None
+    prunes = (needs := route.model_route.needs.history) is not None and needs.prunable
+    history = []
+    for frame in request.history:
+        episodes, value = _episodes(frame.episode_info), _observation(frame)
+        if prunes and value is not None and route.observation_codec is not None:
+            value = _filled(route.observation_codec, value, len(episodes))
+        history.append(HistoryRows(frame.step, value, episodes))
     return make_observation(
-        route, leaves, episode_ids, seeds, history=history, step=step, staged=staged
+        route,
+        _observation(request),
+        _episodes(request.episode_info),
+        history=history,
+        step=request.step if request.HasField("step") else None,
+        staged=staged,
     )
 
 
-def _episodes(
-    infos: Sequence[interaction_pb2.EpisodeInfo],
-) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-    return (
-        tuple(info.episode_id for info in infos),
-        tuple(info.seed if info.HasField("seed") else None for info in infos),
-    )
+def _episodes(infos: Sequence[interaction_pb2.EpisodeInfo]) -> list[tuple[str, int | None]]:
+    return [(info.episode_id, info.seed if info.HasField("seed") else None) for info in infos]
 
 
-def _history_frame(route: Route, frame: interaction_pb2.ObservationHistoryFrame) -> HistoryFrame:
-    episode_ids, seeds = _episodes(frame.episode_info)
-    what = f"predict: history row of step {frame.step}"
-    leaves = _rows(route, frame, episode_ids, what)
-    return make_history_frame(route, frame.step, leaves, episode_ids, seeds)
-
-
-def _rows(
-    route: Route,
+def _observation(
     message: interaction_pb2.PredictRequest | interaction_pb2.ObservationHistoryFrame,
-    episode_ids: tuple[str, ...],
-    what: str,
-) -> Leaves:
-    codec = route.observation_codec
-    if not message.HasField("observation"):
-        raise invalid(f"{what} has no observation", env_id=route.env_id)
-    if codec is None:
-        return []  # Refused by whoever makes the observation.
-    value = message.observation
-    needs = route.model_route.needs.history
-    is_history = isinstance(message, interaction_pb2.ObservationHistoryFrame)
-    if is_history and needs is not None and needs.prunable:
-        value = _filled(codec, value, len(episode_ids))
-    try:
-        return codec.decode(value, len(episode_ids))
-    except CodecError as error:
-        check_episodes(episode_ids, route.env_id, what)  # Missing ids are the better reason.
-        text = f"{what}: {len(episode_ids)} rows do not fit the observation space: {error}"
-        raise invalid(text, env_id=route.env_id, episode_ids=episode_ids) from error
+) -> value_pb2.SpaceValue | None:
+    return message.observation if message.HasField("observation") else None
 
 
 def _filled(codec: SpaceCodec, value: value_pb2.SpaceValue, num_rows: int) -> value_pb2.SpaceValue:

@@ -8,24 +8,90 @@ from typing import TYPE_CHECKING
 
 from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.server.model.faults import invalid, not_configured
-from rlmesh_gym.server.model.history import StepTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from rlmesh_gym.model import ModelObservation, ModelRoute
 
-__all__ = ["Route", "RouteTable"]
+
+MAX_TRACKED_EPISODES = 4096
+"""Episodes kept per environment when the client never says that they are over."""
+
+
+class StepTracker:
+    """The last step delivered for each episode of one environment, so that none is missed or twice.
+
+    The first step of an episode may have any number; every later one must follow on directly, steps
+    in history rows included. A check changes nothing: steps are committed only once the model has
+    answered. Calls are serialised by the caller. Of more than ``max_episodes``, the one that was
+    silent for longest is forgotten first, and counts as new if it comes back.
+    """
+
+    def __init__(self, max_episodes: int = MAX_TRACKED_EPISODES) -> None:
+        self._max_episodes = max_episodes
+        self._last: dict[str, int] = {}  # In order of their last request, oldest first.
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def check(
+        self,
+        rows: Iterable[tuple[int, Sequence[str]]],
+        *,
+        staged: Mapping[str, int] | None = None,
+    ) -> dict[str, int]:
+        """Return the last step of every episode in a request, for :meth:`commit`.
+
+        Args:
+            rows: ``(step, episode ids)`` of each history frame in the order sent, and last of the
+                request's own rows.
+            staged: Steps checked earlier but not committed, as within one grouped request.
+
+        Raises:
+            ModelError: INVALID_REQUEST for a gap, a repeat or rows out of order.
+        """
+        steps: dict[str, int] = {}
+        last = self._last
+        staged = staged or {}
+        for step, episode_ids in rows:
+            for episode_id in episode_ids:
+                before = steps.get(episode_id)
+                if before is None:
+                    before = staged.get(episode_id, last.get(episode_id))
+                if before is not None and step != before + 1:
+                    message = (
+                        f"episode {episode_id!r}: step {step} came after step {before}, "
+                        f"expected {before + 1}; send every replayed step once and in order, or "
+                        "resolve the adapter again to start over"
+                    )
+                    raise invalid(message, episode_ids=(episode_id,))
+                steps[episode_id] = step
+        return steps
+
+    def commit(self, steps: Mapping[str, int]) -> None:
+        """Take checked steps for delivered."""
+        for episode_id, step in steps.items():
+            self._last.pop(episode_id, None)
+            self._last[episode_id] = step
+        excess = len(self._last) - max(self._max_episodes, len(steps))
+        if excess > 0:
+            for episode_id in list(self._last)[:excess]:
+                del self._last[episode_id]
+
+    def forget(self, episode_ids: Sequence[str]) -> None:
+        """Drop episodes that are over; no ids mean all."""
+        if not episode_ids:
+            self._last.clear()
+        for episode_id in episode_ids:
+            self._last.pop(episode_id, None)
 
 
 class Route:
     """A resolved environment with its compiled codecs and the steps delivered so far.
 
-    Args:
-        model_route: What the handler sees.
-        owner: The session that resolved it, by id or token; its close releases it.
-        stream_over: Set when the stream that used it last is over. Not the stream itself, which
-            would outlive its call.
+    ``owner`` is the session that resolved it, by id or token; its close releases it.
+    ``stream_over`` is set when the stream that used it last is over.
     """
 
     def __init__(
@@ -53,15 +119,7 @@ class Route:
     def check_steps(
         self, observation: ModelObservation, staged: dict[str, int] | None = None
     ) -> None:
-        """Check a request's steps, where the route follows them.
-
-        Args:
-            observation: The request.
-            staged: Steps checked but not delivered yet; this request's are added.
-
-        Raises:
-            ModelError: INVALID_REQUEST, recoverable: no step, a gap, a repeat, rows out of order.
-        """
+        """Check a request's steps, where the route follows them, and add them to those staged."""
         if self.tracker is None:
             return
         if observation.step is None:
@@ -93,9 +151,6 @@ class RouteTable:
 
     Routes survive the stream that made them, so that a client can go on after a lost connection.
     Those whose stream is gone are the ones to give up when the table is full.
-
-    Args:
-        max_routes: Bound on the routes kept.
     """
 
     def __init__(self, max_routes: int) -> None:
@@ -108,11 +163,7 @@ class RouteTable:
         return len(self._routes)
 
     def use(self, env_id: str, stream_over: threading.Event) -> Route:
-        """Look up a route for a request of this stream.
-
-        Raises:
-            ModelError: NOT_CONFIGURED.
-        """
+        """Look up a route for a request of this stream."""
         route = self._routes.get(env_id)
         if route is None:
             raise not_configured(env_id)
@@ -151,13 +202,12 @@ class RouteTable:
     def take_orphan(self) -> Route | None:
         """Mark the route longest unused among those whose stream is gone, each only once."""
         with self._lock:
-            routes = self._routes.values()
-            orphans = [route for route in routes if _is_orphan(route)]
+            orphans = [
+                route
+                for route in self._routes.values()
+                if route.stream_over.is_set() and not route.given_up
+            ]
             orphan = min(orphans, key=lambda route: route.last_used, default=None)
             if orphan is not None:
                 orphan.given_up = True
         return orphan
-
-
-def _is_orphan(route: Route) -> bool:
-    return route.stream_over.is_set() and not route.given_up

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.model import ModelHandler
     from rlmesh_gym.rpc import JoinPeer, TLSLike
 
-__all__ = ["ModelServer"]
 
 _logger = logging.getLogger(__name__)
 

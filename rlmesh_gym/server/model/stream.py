@@ -15,17 +15,15 @@ from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym.errors import Error
 from rlmesh_gym.rpc import Refused
 from rlmesh_gym.server.model.adapters import Release, Reset, Resolve, release
-from rlmesh_gym.server.model.clients import Client
-from rlmesh_gym.server.model.exchange import Exchange, Unknown
 from rlmesh_gym.server.model.faults import closed, encode_fault
 from rlmesh_gym.server.model.predict import GroupedPredict, Predict
+from rlmesh_gym.server.model.service import Client, Exchange, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rlmesh_gym.server.model.service import ModelService
 
-__all__ = ["MAX_IN_WORK", "ModelStream"]
 
 _logger = logging.getLogger(__name__)
 
@@ -37,24 +35,12 @@ _PATIENCE = 0.0005
 answered by then, and do not share the interpreter with the look for the next."""
 
 _KINDS: dict[str | None, type[Exchange]] = {
-    "resolve_adapter": Resolve,
-    "predict": Predict,
-    "grouped_predict": GroupedPredict,
-    "reset_adapter": Reset,
-    "release_adapter": Release,
+    kind.operation: kind for kind in (Resolve, Predict, GroupedPredict, Reset, Release)
 }
 
 
 class ModelStream:
-    """The life of one Join call.
-
-    Args:
-        service: What it shares with the other streams.
-        requests: The client's requests; ends at half-close, raises when the call is lost.
-
-    Attributes:
-        client: Who sends them.
-    """
+    """The life of one Join call. Its requests end at half-close, and raise when it is lost."""
 
     def __init__(
         self, service: ModelService, requests: Iterator[interaction_pb2.JoinRequest]
@@ -70,7 +56,7 @@ class ModelStream:
 
     def responses(self) -> Iterator[interaction_pb2.JoinResponse]:
         """Serve until the client closes or is lost; gives the answers as they become ready."""
-        if not self.service.add_stream(self):
+        if not self.service.add_stream(self.drain):
             raise Refused("UNAVAILABLE", "the model server is stopping")
         try:
             threading.Thread(target=self._read, name="rlmesh_gym-model-reader", daemon=True).start()
@@ -82,7 +68,7 @@ class ModelStream:
                 self._sent()
         finally:
             self.lose()
-            self.service.remove_stream(self)
+            self.service.remove_stream(self.drain)
 
     def lose(self) -> None:
         """The stream is over: queued predictions are dropped, and nothing more is sent."""
@@ -115,7 +101,10 @@ class ModelStream:
             if not self._admit():
                 return
             if self._draining:
-                self._refuse(request)
+                refusal = encode_fault(closed(), "join")
+                self._outbox.put(
+                    interaction_pb2.JoinResponse(request_id=request.request_id, error=refusal)
+                )
             elif request.WhichOneof("kind") == "close":
                 self._close(request, received_ns)
                 break
@@ -133,11 +122,6 @@ class ModelStream:
         )
         if self._in_work == 1:
             self._quiet.acquire(timeout=_PATIENCE)
-
-    def _refuse(self, request: interaction_pb2.JoinRequest) -> None:
-        error = encode_fault(closed(), "join")
-        response = interaction_pb2.JoinResponse(request_id=request.request_id, error=error)
-        self._outbox.put(response)
 
     def _close(self, request: interaction_pb2.JoinRequest, received_ns: int) -> None:
         """Wait for what is in work, release this client's adapters, answer."""

@@ -181,10 +181,9 @@ def test_what_the_handshake_tells() -> None:
 
     def handshake(request: Any) -> Any:
         seen.append(request.base)
-        return service_pb2.HandshakeResponse(
-            base=answer_handshake(request.base, "env", {"subset_step": "true", "x": "1"}),
-            env_contract=encode_contract(CONTRACT),
-        )
+        base = answer_handshake(request.base, "env", ["subset_step"])
+        base.capabilities["x"] = "1"
+        return service_pb2.HandshakeResponse(base=base, env_contract=encode_contract(CONTRACT))
 
     with env_host(handshake=handshake) as address, EnvSession.open(address) as session:
         assert session.contract.env_id == "Scripted-v0"

@@ -161,13 +161,13 @@ def test_stream_ends_in_order_while_an_answer_is_due() -> None:
         session.reset().result(WAIT)
         with pytest.raises(UnavailableError, match=r"step: the endpoint ended the session before"):
             session.step(ACTION).result(WAIT)
-        assert session.is_broken
+        assert not session.is_streaming
         with pytest.raises(ResetNeededError, match=r"render: .*call reset\(\)"):
             session.render()
         with pytest.raises(ResetNeededError):
             session.reset(env_indices=[0])
         session.reset().result(WAIT)
-        assert not session.is_broken
+        assert session.is_streaming
 
 
 def test_end_after_an_error_says_which() -> None:

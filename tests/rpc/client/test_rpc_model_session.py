@@ -11,7 +11,7 @@ import pytest
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as pb
 from rlmesh_gym.codec import encode_env_spec
 from rlmesh_gym.errors import ClosedError, ModelError, UnavailableError
-from rlmesh_gym.rpc import JoinPeer, ModelSession, model_error
+from rlmesh_gym.rpc import HistoryRows, JoinPeer, ModelSession, model_error
 from tests.rpc.raw_endpoints import CONTRACT, OBSERVATION, model_host
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def test_every_request_arrives_whole() -> None:
         session.resolve_adapter("env-1", SPEC, execution_horizon=8, delivers_history=True).result(
             WAIT
         )
-        frame = pb.ObservationHistoryFrame(step=3)
+        frame = HistoryRows(3, OBSERVATION, EPISODES[:1])
         session.predict("env-1", OBSERVATION, EPISODES, history=[frame], step=4).result(WAIT)
         session.predict("env-1", OBSERVATION, EPISODES).result(WAIT)
         session.reset_adapter("env-1", ["e1"]).result(WAIT)
@@ -59,7 +59,9 @@ def test_every_request_arrives_whole() -> None:
         ("e1", 7, True),
         ("e2", 0, False),
     ]
-    assert (first.step, first.HasField("step"), list(first.history)) == (4, True, [frame])
+    assert (first.step, first.HasField("step")) == (4, True)
+    assert [(rows.step, rows.observation) for rows in first.history] == [(3, OBSERVATION)]
+    assert [(e.episode_id, e.seed) for e in first.history[0].episode_info] == [("e1", 7)]
     assert (second.HasField("step"), list(second.history)) == (False, [])
     assert list(reset.episode_ids) == ["e1"]
     assert release.reason == "over"
@@ -88,16 +90,6 @@ def test_several_in_flight_and_answers_in_any_order() -> None:
             answer = pending.result(WAIT)
             assert answer.context.env_id == f"env-{index}"
             assert answer.context.request_id == pending.context.request_id
-
-
-def test_group() -> None:
-    with model_host() as address, ModelSession.open(address) as session:
-        groups = [pb.PredictRequest() for _ in range(2)]
-        for index, group in enumerate(groups):
-            session.fill_predict(group, f"env-{index}", OBSERVATION, EPISODES)
-        results = session.grouped_predict(groups).result(WAIT).results
-        assert [result.response.context.env_id for result in results] == ["env-0", "env-1"]
-        assert not session.grouped_predict([]).result(WAIT).results
 
 
 def test_in_band_error() -> None:
@@ -152,7 +144,6 @@ def test_what_the_session_tells() -> None:
     with model_host() as address, ModelSession.open(address) as session:
         assert session.endpoint == address
         assert session.takes_history
-        assert not session.takes_concurrent_predicts
         assert session.peer.language == "python"
         assert session.request_shutdown("bored") == (False, "")
         assert "open" in repr(session)

@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 from rlmesh_gym.episodes import EpisodeRecord
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime.report.records import EpisodeJournal, episode_key
-from rlmesh_gym.runtime.report.report_files import read_report, write_report
-from rlmesh_gym.runtime.report.shards import merge_episodes, merged_report
+from rlmesh_gym.runtime.report.report_files import (
+    merge_episodes,
+    merged_report,
+    read_report,
+    write_report,
+)
 from tests.runtime.report.report_samples import make_report
 
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_gym.episodes import Distribution, EpisodeStatistics, wilson_interval
-from rlmesh_gym.runtime.hooks.prometheus import prometheus_text
 from rlmesh_gym.runtime.report.charts import moving_mean
 from rlmesh_gym.runtime.report.episode_table import episodes_html, episodes_text
 from rlmesh_gym.runtime.report.formatting import (
@@ -21,7 +20,7 @@ from rlmesh_gym.runtime.report.formatting import (
     one_line,
     text_table,
 )
-from rlmesh_gym.runtime.report.metrics import TelemetryRow, TelemetrySnapshot
+from rlmesh_gym.runtime.report.metrics import TelemetryRow, TelemetrySnapshot, prometheus_text
 from tests.runtime.report.report_samples import HOSTILE, make_report, make_snapshot
 
 

@@ -13,8 +13,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_gym.errors import ConfigurationError, ResetNeededError
-from rlmesh_gym.server.env.lane_values import as_flag, as_reward
 from rlmesh_gym.server.env.lane_vector import LaneVector
+from rlmesh_gym.server.env.scalar_envs import as_flag, as_reward
 from rlmesh_gym.server.env.served_lanes import ServedLanes
 from tests.fake_envs import (
     AllSpacesEnv,

@@ -295,7 +295,7 @@ def test_our_own_session_reopens_after_an_error() -> None:
         request.configure.selected_workflow_edition = "?"
         session._connection.stream.send(request, "configure")  # type: ignore[union-attr]
         session._connection.stream.wait_ended(10)  # type: ignore[union-attr]
-        assert session.is_broken
+        assert not session.is_streaming
         session.reset().result(10)
 
 

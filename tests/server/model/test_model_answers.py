@@ -12,16 +12,12 @@ from gymnasium import spaces
 
 import rlmesh_gym as rg
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as pb
-from rlmesh_gym.codec import EnvSpec, SpaceCodec
+from rlmesh_gym.codec import EnvSpec, LeavesValue, SpaceCodec
 from rlmesh_gym.errors import CodecError, ConfigurationError, ModelError
 from rlmesh_gym.model import CallableHandler, HistoryNeeds, ModelRoute, as_handler, predict_frames
+from rlmesh_gym.rpc import HistoryRows
 from rlmesh_gym.server.model.actions import detached, read_batch
-from rlmesh_gym.server.model.answers import (
-    check_needs,
-    make_history_frame,
-    make_observation,
-    read_frames,
-)
+from rlmesh_gym.server.model.answers import check_needs, make_observation, read_frames
 from rlmesh_gym.server.model.routes import Route
 from tests.model_client import (
     EchoHandler,
@@ -253,35 +249,21 @@ def test_the_core_serves_a_run_without_a_wire() -> None:
     options = rg.ResolveOptions(execution_horizon=2, delivers_history=True)
     route = _route(rg.RouteNeeds(native_chunk=3, history=HistoryNeeds()), options)
     handler = CallableHandler(lambda rows: rg.PredictFrames([(1, 2)] * len(rows), [[(3, 0)]] * 3))
-    frame = make_history_frame(route, 0, [np.zeros((1, 2))], ["a"], [7])
-    observation = make_observation(
-        route, [np.ones((1, 2))], ["a"], [7], history=[frame], step=1, staged={}
-    )
+    frame = HistoryRows(0, LeavesValue([np.zeros((1, 2))]), [("a", 7)])
+    rows, episodes = LeavesValue([np.ones((1, 2))]), [("a", 7)]
+    observation = make_observation(route, rows, episodes, history=[frame], step=1, staged={})
     frames = read_frames(route, observation, predict_frames(handler, observation))
     assert [[leaf.tolist() for leaf in leaves] for leaves in frames] == [[[1], [2]], [[3], [0]]]
     route.deliver(observation)
     with pytest.raises(ModelError, match="step 1 came after step 1, expected 2") as caught:
-        make_observation(route, [np.ones((1, 2))], ["a"], [7], step=1)
+        make_observation(route, rows, episodes, step=1)
     assert caught.value.code == "INVALID_REQUEST"
     route.forget(["a"])
-    assert make_observation(route, [np.ones((1, 2))], ["a"], [7], step=1).num_envs == 1
+    assert make_observation(route, rows, episodes, step=1).num_envs == 1
     for leaves, ids, says in (
         ([np.ones((2, 2))], ["a"], "1 rows do not fit"),
         ([np.ones((2, 2))], ["a", "a"], "more than one row"),
         ([np.full((1, 2), np.nan)], ["a"], "nan"),
     ):
         with pytest.raises(ModelError, match=says):
-            make_observation(route, leaves, ids, [None] * len(ids), step=2)
-
-
-def test_needs_are_checked_without_a_wire() -> None:
-    with pytest.raises(ModelError, match="longer than the model's chunk of 3"):
-        _route(rg.RouteNeeds(native_chunk=3), rg.ResolveOptions(execution_horizon=4))
-    with pytest.raises(ModelError, match="set delivers_history"):
-        _route(rg.RouteNeeds(history=HistoryNeeds()), rg.ResolveOptions(execution_horizon=2))
-    assert check_needs(None, rg.ResolveOptions(), "env") == rg.RouteNeeds()
-
-
-def test_held_state_has_the_specifications_names() -> None:
-    held = rg.HeldState(episodes=3, bytes=1024)
-    assert (held.episodes, held.bytes) == (3, 1024)
+            make_observation(route, LeavesValue(leaves), [(name, None) for name in ids], step=2)

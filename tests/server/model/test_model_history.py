@@ -19,7 +19,7 @@ from rlmesh_gym.server import (
     ResolveOptions,
     RouteNeeds,
 )
-from rlmesh_gym.server.model.history import StepTracker
+from rlmesh_gym.server.model.routes import StepTracker
 from tests.model_client import (
     EchoHandler,
     exchange,

@@ -96,7 +96,6 @@ def test_the_handshake(socket_dir: Path) -> None:
                 SPACES: "true",
             }
             assert session.takes_history
-            assert session.takes_concurrent_predicts
             assert session.peer.component == "model"
         with pytest.raises(ProtocolError, match="model"):
             EnvSession.open(server.address)

@@ -1,13 +1,56 @@
-"""What one lane's ``step`` returns, read strictly where a wrong guess would spoil training."""
+"""Scalar envs as lanes: equal spaces, every one closed, and what their steps return read strictly.
+
+A wrong guess about a reward or a flag would spoil training.
+"""
 
 from __future__ import annotations
 
 from copy import copy as shallow_copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-__all__ = ["as_flag", "as_reward", "detached"]
+from rlmesh_gym.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import gymnasium as gym
+
+
+def check_equal_spaces(envs: Sequence[gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
+    """Return the first env, whose spaces are everybody's.
+
+    Raises:
+        ConfigurationError: No envs, or their spaces differ.
+    """
+    if not envs:
+        raise ConfigurationError("a list of environments to serve must not be empty")
+    first = envs[0]
+    for lane, env in enumerate(envs):
+        for name in ("observation_space", "action_space"):
+            if getattr(env, name) != getattr(first, name):
+                raise ConfigurationError(
+                    f"lane {lane}: {name} is {getattr(env, name)}, that of lane 0 is "
+                    f"{getattr(first, name)}; the lanes of one endpoint share their spaces"
+                )
+    return first
+
+
+def close_all(envs: Iterable[gym.Env[Any, Any]]) -> None:
+    """Close every environment, also when one of them fails to.
+
+    Raises:
+        BaseException: The first failure, ``SystemExit`` included.
+    """
+    failure: BaseException | None = None
+    for env in envs:
+        try:
+            env.close()
+        except BaseException as error:  # noqa: PERF203 - the others must close too
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def detached(value: Any) -> Any:

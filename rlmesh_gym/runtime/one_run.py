@@ -1,0 +1,360 @@
+"""One run from connecting to its report.
+
+The loop itself stands in :mod:`rlmesh_gym.runtime.loop`. Here is what surrounds it: cancelling,
+letting go within bounds, and exactly one report on every way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import uuid6
+
+from rlmesh_gym.codec import SpaceCodec
+from rlmesh_gym.errors import Error
+from rlmesh_gym.policy.caller_warning import warn_caller
+from rlmesh_gym.runtime.cancellation import CancellationWatch, CancelledRunError
+from rlmesh_gym.runtime.context import CallClock, RunContext
+from rlmesh_gym.runtime.ends.connecting import check_spaces, connect
+from rlmesh_gym.runtime.ends.env_lanes import EnvLanes, ResetWay
+from rlmesh_gym.runtime.ends.plan import RunPlan
+from rlmesh_gym.runtime.ends.policies import PolicySetup
+from rlmesh_gym.runtime.ends.watcher import RunWatcher
+from rlmesh_gym.runtime.hooks import events
+from rlmesh_gym.runtime.hooks.table import HookTable
+from rlmesh_gym.runtime.loop import RunLoop
+from rlmesh_gym.runtime.report.bottleneck import TimeShares
+from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
+from rlmesh_gym.runtime.telemetry import Telemetry, TelemetryTicker
+from rlmesh_gym.threads import run_together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rlmesh_gym.codec import EnvContract
+    from rlmesh_gym.env.drive.group import EndpointGroup
+    from rlmesh_gym.episodes import EpisodeRecord
+    from rlmesh_gym.runtime.cancellation import EventLike
+    from rlmesh_gym.runtime.ends.finding import RunEnv
+    from rlmesh_gym.runtime.ends.policies import RunPolicy
+    from rlmesh_gym.runtime.hooks.table import RuntimeHooks
+    from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
+    from rlmesh_gym.runtime.spec import RuntimeSessionSpec
+
+
+_logger = logging.getLogger(__name__)
+
+
+class OneRun:
+    """One run of a driver, with all that it must let go of."""
+
+    def __init__(
+        self,
+        spec: RuntimeSessionSpec,
+        envs: Sequence[RunEnv],
+        policy: RunPolicy,
+        hooks: Sequence[RuntimeHooks],
+    ) -> None:
+        self.spec = spec
+        self.envs = envs
+        self.policy = policy
+        self.run_id = str(uuid6.uuid7())
+        self.env_id = ""
+        self.hooks = HookTable(hooks, self._log_event)
+        self.telemetry = Telemetry(spec.session_id, run_id=self.run_id)
+        self.shares = TimeShares()
+        self.owned: list[EndpointGroup] = []
+        self.lanes: list[EnvLanes] = []
+        self.plan: RunPlan | None = None
+        self.watcher: RunWatcher | None = None
+        self.loop: RunLoop | None = None
+        self.ticker: TelemetryTicker | None = None
+        self.is_valid = False
+        self.is_resolving = False
+        self.stop_reason = self.release_reason = "failed"
+        self.started_at = time.time()
+        self.began = time.monotonic()
+        self.loop_duration = 0.0
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """The first three fields of every event."""
+        return self.spec.session_id, self.run_id, self.env_id
+
+    def _log_event(self, level: int, message: str) -> events.LogEvent:
+        return events.LogEvent(*self.identity, level=level, message=message)
+
+    def run(self, cancellation: EventLike | None, reason: Any) -> RuntimeReport:
+        """Play, let go and report; see ``RuntimeDriver.run``."""
+        failure: BaseException | None = None
+        with CancellationWatch(cancellation) as watch:
+            try:
+                self._play(watch)
+            except CancelledRunError:
+                self.stop_reason = self.release_reason = _cancel_text(cancellation, reason)
+            except BaseException as error:
+                failure = error
+                self.release_reason = f"failed: {type(error).__name__}: {error}"
+        return self._settle(failure)
+
+    def _settle(self, failure: BaseException | None) -> RuntimeReport:
+        """Let go, report, and tell the hooks; each of it also where Ctrl-C ended what was before.
+
+        Returns:
+            The report, where nothing failed.
+        """
+        first = failure
+
+        def attempt(action: Callable[..., object], *arguments: Any) -> None:
+            nonlocal first
+            try:
+                action(*arguments)
+            except BaseException as error:
+                # No Exception comes up to here. This is a Ctrl-C or a hook that calls sys.exit.
+                first = first or error
+
+        interrupted = self.loop.close() if self.loop is not None else []
+        for summary in interrupted:
+            attempt(self._emit_interrupted, summary)
+        for what, action in self._releases():
+            attempt(self._quietly, what, action)
+        telemetry = self.telemetry.session_snapshot()
+        attempt(self.hooks.emit, "on_telemetry", telemetry)
+        report = self._report(first, interrupted, telemetry)
+        if first is None:
+            ended = events.SessionEnded(*self.identity, stop_reason=self.stop_reason, report=report)
+            attempt(self.hooks.emit, "session_ended", ended)
+        else:
+            failed = events.SessionFailed(*self.identity, error=first, report=report)
+            attempt(self.hooks.emit, "session_failed", failed)
+        if first is None:
+            return report
+        with contextlib.suppress(AttributeError):  # An exception with slots cannot carry it.
+            first.report = report  # type: ignore[attr-defined]
+        raise first
+
+    def _emit_interrupted(self, summary: EpisodeRecord) -> None:
+        if self.loop is not None:
+            self.loop.emit_completed(summary)
+
+    def _play(self, watch: CancellationWatch) -> None:
+        self.spec = spec = self.spec.validate()
+        self.is_valid = True
+        watch.check()
+        if spec.limits.telemetry_window > 0 and self.hooks.listens("on_telemetry"):
+            self.ticker = TelemetryTicker(
+                self.telemetry, spec.limits.telemetry_window, self._deliver_window
+            )
+            self.ticker.start()
+        for env, group in connect(self.envs, spec, watch):
+            self._add_env(env, group)
+        check_spaces(self.lanes)
+        contract = self.lanes[0].group.endpoints[0].session.contract
+        codecs = (
+            SpaceCodec(contract.single_observation_space, "observation"),
+            SpaceCodec(contract.single_action_space, "action"),
+        )
+        self.plan = plan = RunPlan(spec, sum(len(env.lanes) for env in self.lanes))
+        clock = CallClock(self.telemetry, self.shares)
+        context = RunContext(spec, plan, self.hooks, clock, self.identity, self._note_held)
+        self.watcher = RunWatcher(context, codecs)
+        self._set_up(watch, contract, codecs, self.watcher)
+        self.loop = RunLoop(
+            context,
+            self.lanes,
+            self.policy,
+            self.watcher,
+            codecs=codecs,
+            shares=self.shares,
+            check=watch.check,
+        )
+        self._emit_started()
+        began = time.monotonic()
+        try:
+            self.stop_reason = self.release_reason = self.loop.run()
+        finally:
+            # Connecting and setting up are no part of it.
+            self.loop_duration = time.monotonic() - began
+
+    def _note_held(self, episodes: int, state_bytes: int | None) -> None:
+        live = 0 if self.plan is None else int(self.plan.playing.sum())
+        self.telemetry.note_held(episodes, state_bytes, live)
+
+    def _add_env(self, env: RunEnv, group: EndpointGroup) -> None:
+        if env.is_owner:
+            self.owned.append(group)
+        contract = group.endpoints[0].session.contract
+        self.env_id = self.telemetry.env_id = self.env_id or contract.env_id
+        lanes = EnvLanes(group, sum(len(other.lanes) for other in self.lanes), self.spec)
+        self.lanes.append(lanes)
+        if not self.hooks.listens("env_connected"):
+            return
+        for endpoint in group.endpoints:
+            connected = events.EnvConnected(
+                *self.identity,
+                endpoint=endpoint.address,
+                lanes=tuple(lane + lanes.rows.start for lane in endpoint.lanes),
+                autoreset_mode=lanes.mode.name,
+                capabilities=dict(endpoint.session.capabilities),
+                contract=endpoint.session.contract,
+            )
+            self.hooks.emit("env_connected", connected)
+
+    def _set_up(
+        self,
+        watch: CancellationWatch,
+        contract: EnvContract,
+        codecs: tuple[SpaceCodec, SpaceCodec],
+        watcher: RunWatcher,
+    ) -> None:
+        spec, policy = self.spec, self.policy
+        watch.add(watch.run(partial(policy.open, spec.limits), lambda _: policy.close()))
+        self.is_resolving = True
+        num_lanes = sum(len(env.lanes) for env in self.lanes)
+        is_single = all(env.way is ResetWay.LANES for env in self.lanes)
+        policy.set_up(
+            PolicySetup(spec, self.run_id, contract, codecs, num_lanes, is_single, self._warn)
+        )
+        adapter = policy.lanes.adapter
+        adapter.watcher = watcher
+        if self.hooks.listens("model_connected"):
+            connected = events.ModelConnected(
+                *self.identity,
+                endpoint=policy.endpoint,
+                execution_horizon=spec.execution_horizon,
+                native_chunk=adapter.native_chunk,
+                wants_history=adapter.history is not None,
+            )
+            self.hooks.emit("model_connected", connected)
+
+    def _warn(self, message: str) -> None:
+        warn_caller(message)
+        self.hooks.log(logging.WARNING, message)
+
+    def _emit_started(self) -> None:
+        if not self.hooks.listens("session_started"):
+            return
+        spec = self.spec
+        started = events.SessionStarted(
+            *self.identity,
+            num_envs=sum(len(env.lanes) for env in self.lanes),
+            autoreset_mode=self._mode(),
+            env_endpoints=self._env_endpoints(),
+            model_endpoint=self.policy.endpoint,
+            base_seed=spec.base_seed,
+            execution_horizon=spec.execution_horizon,
+            max_episodes=spec.max_episodes,
+            max_steps=spec.max_steps,
+        )
+        self.hooks.emit("session_started", started)
+
+    def _mode(self) -> str:
+        return "+".join(dict.fromkeys(env.mode.name for env in self.lanes))
+
+    def _env_endpoints(self) -> tuple[str, ...]:
+        return tuple(
+            address
+            for place, env in enumerate(self.envs)
+            for address in (
+                dict.fromkeys(self.lanes[place].addresses)
+                if place < len(self.lanes)
+                else env.endpoints
+            )
+        )
+
+    # Letting go
+
+    def _deliver_window(self, snapshot: TelemetrySnapshot) -> None:
+        self.hooks.emit("on_telemetry", snapshot)
+
+    def _releases(self) -> list[tuple[str, Callable[[], None]]]:
+        """Return what must be done to let go of everything, with a name for each."""
+        releases: list[tuple[str, Callable[[], None]]] = []
+        if not self.is_valid:
+            return releases  # Nothing was opened, and the limits may be none.
+        timeout = self.spec.limits.close_timeout
+        if self.ticker is not None:
+            releases.append(("stopping the telemetry", self._stop_ticker))
+        if self.is_resolving:
+            releases.append(("releasing the model", self._release))
+        # Side by side: letting go of many endpoints takes one close timeout, not many.
+        releases.append(("closing the ends", partial(self._close_ends, timeout)))
+        return releases
+
+    def _close_ends(self, timeout: float) -> None:
+        closes = [self.policy.close]
+        closes += [partial(group.close, timeout) for group in self.owned]
+        run_together(closes)
+
+    def _stop_ticker(self) -> None:
+        if self.ticker is not None and not self.ticker.stop(self.spec.limits.close_timeout):
+            self.hooks.log(logging.WARNING, "an on_telemetry hook is still at work; left behind")
+
+    def _release(self) -> None:
+        lanes = getattr(self.policy, "lanes", None)
+        if lanes is not None:
+            lanes.adapter.watcher = None
+        self.policy.release(self.release_reason, self.spec.limits.close_timeout)
+
+    def _quietly(self, what: str, action: Callable[[], None]) -> None:
+        """Do one step of letting go; its failure is logged and never hides an earlier error."""
+        try:
+            action()
+        except Error as error:
+            self.hooks.log(logging.WARNING, f"{what} failed: {error}")
+        except Exception as error:
+            _logger.exception("%s failed", what)
+            self.hooks.log(logging.WARNING, f"{what} failed: {type(error).__name__}: {error}")
+
+    # Reporting
+
+    def _report(
+        self,
+        failure: BaseException | None,
+        interrupted: list[EpisodeRecord],
+        telemetry: TelemetrySnapshot,
+    ) -> RuntimeReport:
+        completed = [] if self.loop is None else self.loop.episodes
+        plan, watcher, loop = self.plan, self.watcher, self.loop
+        asked = self.spec.execution_horizon
+        executed = (watcher.most_frames if watcher else 0) or asked
+        return RuntimeReport(
+            session_id=self.spec.session_id,
+            run_id=self.run_id,
+            env_id=self.env_id,
+            num_envs=0 if plan is None else plan.num_lanes,
+            autoreset_mode=self._mode(),
+            env_endpoints=self._env_endpoints(),
+            model_endpoint=self.policy.endpoint,
+            base_seed=self.spec.base_seed,
+            execution_horizon=executed,
+            requested_horizon=asked,
+            predict_calls=watcher.calls if watcher else 0,
+            predict_rows=watcher.rows if watcher else 0,
+            episodes=(*sorted(completed, key=lambda episode: episode.index), *interrupted),
+            total_steps=0 if loop is None else loop.total_steps,
+            total_reward=0.0 if loop is None else loop.total_reward,
+            started_at=self.started_at,
+            duration=time.monotonic() - self.began,
+            stop_reason=self.stop_reason if failure is None else "failed",
+            error=None if failure is None else f"{type(failure).__name__}: {failure}",
+            telemetry=telemetry,
+            bottleneck=self.shares.bottleneck(
+                self.loop_duration, longer_horizon_helps=executed >= asked
+            ),
+        )
+
+
+def _cancel_text(cancellation: EventLike | None, reason: Any) -> str:
+    try:
+        text = reason() if callable(reason) else reason
+    except Exception:
+        _logger.exception("asking for the reason of the cancellation failed")
+        text = None
+    if text is None:
+        text = getattr(cancellation, "reason", None)
+    return f"cancelled: {text}" if text and text != "cancelled" else "cancelled"
