@@ -17,7 +17,7 @@ from rlmesh_gym.errors import (
     ConfigurationError,
     ProtocolError,
 )
-from rlmesh_gym.rpc import CONCURRENT_PREDICT, OBSERVATION_HISTORY, EnvSession, ModelSession
+from rlmesh_gym.rpc import CONCURRENT_PREDICT, OBSERVATION_HISTORY, SPACES, EnvSession, ModelSession
 from tests.model_client import TIMEOUT, EchoHandler, connected, serving
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def test_the_handshake(socket_dir: Path) -> None:
             assert session.capabilities == {
                 OBSERVATION_HISTORY: "true",
                 CONCURRENT_PREDICT: "true",
+                SPACES: "true",
             }
             assert session.takes_history
             assert session.peer.component == "model"
