@@ -20,6 +20,7 @@ from endpoints import HERE, endpoint
 from measure import table, write_json
 
 import rlmesh_gym as rg
+from rlmesh_gym.codec import EnvSpec
 from rlmesh_gym.lanes import mint_episode_id
 from rlmesh_gym.rpc import EnvSession, ModelSession
 from rlmesh_gym.runtime import RuntimeLimits
@@ -66,7 +67,14 @@ def one_case(env_id: str, folder: Path, rounds: int, steps: int) -> dict[str, fl
         model_address = stack.enter_context(model_process(f"unix://{folder}/model.sock"))
         env = stack.enter_context(EnvSession.open(env_address))
         model = stack.enter_context(ModelSession.open(model_address))
-        model.resolve_adapter("bench", env.contract_message.spec).result(10)
+        model.resolve_adapter(
+            "bench",
+            EnvSpec(
+                env.contract.env_id,
+                env.contract.single_observation_space,
+                env.contract.single_action_space,
+            ),
+        ).result(10)
         ids = [mint_episode_id() for _ in range(LANES)]
         observation = env.reset(seeds=range(LANES), episode_ids=ids).result(60).observation
         episodes = [(name, None) for name in ids]

@@ -109,7 +109,7 @@ class CodecError(Error, ValueError):
 
 
 class UnsupportedSpaceError(CodecError, TypeError):
-    """The space, or its dtype, has no form on the wire."""
+    """The space, or its dtype, is not supported by the protocol."""
 
 
 class ActionError(Error, ValueError):

@@ -116,7 +116,7 @@ def encode_env_spec(
     """Return the message of one lane's spaces and metadata.
 
     Raises:
-        UnsupportedSpaceError: A space has no form on the wire; the path begins with
+        UnsupportedSpaceError: A space is not supported by the protocol; the path begins with
             ``observation_space`` or ``action_space``.
         CodecError: The metadata has none.
     """
@@ -154,7 +154,7 @@ def encode_contract(contract: EnvContract) -> env_contract_pb2.EnvContract:
     """Return the message of a contract.
 
     Raises:
-        UnsupportedSpaceError: A space has no form on the wire.
+        UnsupportedSpaceError: A space is not supported by the protocol.
         CodecError: The metadata has none, or ``num_envs`` is not positive.
     """
     if not 1 <= contract.num_envs < 2**32:

@@ -42,7 +42,7 @@ def as_frame(frame: Any) -> NDArray[np.uint8] | None:
     pixels = np.asarray(frame)
     if pixels.dtype.kind not in "biuf":
         kind = type(frame).__name__
-        raise TypeError(f"render returned no image but {kind} of {pixels.dtype}")
+        raise TypeError(f"render must return an image, got {kind} of {pixels.dtype}")
     if pixels.ndim == 4 and len(pixels) == 1:  # noqa: PLR2004 - lanes, rows, columns, channels
         pixels = pixels[0]
     if pixels.ndim not in {2, 3}:
@@ -111,5 +111,5 @@ def decode_png(data: bytes, endpoint: str = "") -> NDArray[np.uint8]:
             return np.array(plain, dtype=np.uint8)
     except Exception as error:  # Pillow has many for what is no image.
         raise ProtocolError(
-            f"render: the frame is no PNG image: {error}", endpoint=endpoint, operation="render"
+            f"render: the frame is not a PNG image: {error}", endpoint=endpoint, operation="render"
         ) from error

@@ -194,9 +194,9 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 def _refuse(value: Any, out: meta_pb2.MetaValue, path: str, depth: int) -> None:  # noqa: ARG001
-    message = f"a {type(value).__name__} has no form on the wire"
+    message = f"a {type(value).__name__} is not supported by the protocol"
     if isinstance(value, (np.ndarray, np.generic)):
-        message = f"dtype {value.dtype} has no form on the wire"
+        message = f"dtype {value.dtype} is not supported by the protocol"
     raise CodecError(message, path=path)
 
 

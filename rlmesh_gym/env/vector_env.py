@@ -396,7 +396,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         if name not in answers:
             known = ", ".join(sorted([*answers, "metadata", "np_random_seed", "render"]))
             raise UnsupportedCallError(
-                f"{name!r} of the sub-environments cannot be had: they live at {self.addresses}. "
+                f"{name!r} of the sub-environments cannot be read: they live at {self.addresses}. "
                 f"What can: {known}"
             )
         return (answers[name],) * self.num_envs

@@ -85,7 +85,7 @@ def _space(envs: Any, name: str) -> spaces.Space[Any]:
         space = getattr(envs, name, None)
     if space is None:
         raise ConfigurationError(
-            "envs is a vector env, a single env or a vector env of Stable-Baselines3, got "
+            "envs must be a vector env, a single env or a vector env of Stable-Baselines3, got "
             f"{envs!r} without {name}; the model's address comes first, then the env"
         )
     return space
@@ -97,7 +97,7 @@ def _count(num_envs: Any) -> int:
     except TypeError:
         count = 0
     if count < 1:
-        raise ConfigurationError(f"num_envs is a whole number of at least 1, got {num_envs!r}")
+        raise ConfigurationError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
     return count
 
 

@@ -167,7 +167,9 @@ class LocalEpisodes(Episodes):
         if mask.shape == () and self._num_envs == 1:
             mask = mask.reshape(1)
         if mask.shape != (self._num_envs,):
-            raise ConfigurationError(f"{name} has shape ({self._num_envs},) here, got {mask.shape}")
+            raise ConfigurationError(
+                f"{name} must have shape ({self._num_envs},), got {mask.shape}"
+            )
         if mask.dtype.kind not in "biuf":
-            raise ConfigurationError(f"{name} is a mask of bools here, got dtype {mask.dtype}")
+            raise ConfigurationError(f"{name} must be a mask of bools, got dtype {mask.dtype}")
         return mask.astype(np.bool_)

@@ -115,7 +115,7 @@ class RemotePolicy:
 
     Raises:
         ConfigurationError: Options that cannot work; nothing was sent.
-        UnsupportedSpaceError: A space has no form on the wire; nothing was sent.
+        UnsupportedSpaceError: A space is not supported by the protocol; nothing was sent.
         UnavailableError: Nothing listens there.
         ProtocolError: Not a model endpoint.
         ModelError: The model refuses the env or the horizon.

@@ -87,7 +87,7 @@ def parse_bind_address(text: str | None) -> Address:
 
 def _split(text: str) -> tuple[str, str]:
     if not isinstance(text, str):
-        raise ConfigurationError(f"an address is a str such as {_FORMS}, got {text!r}")
+        raise ConfigurationError(f"an address must be a str such as {_FORMS}, got {text!r}")
     if not text or text != text.strip() or "\0" in text:
         raise ConfigurationError(f"address {text!r} is empty or badly spaced; write {_FORMS}")
     scheme, separator, rest = text.partition("://")
@@ -118,7 +118,7 @@ def _host_and_port(rest: str, text: str) -> tuple[str, int]:
     elif ":" in host:
         raise ConfigurationError(f"address {text!r}: write an IPv6 host in brackets, [::1]:5555")
     if any(character in "/?#@\\ " for character in host):
-        raise ConfigurationError(f"address {text!r} is no host and port; write {_FORMS}")
+        raise ConfigurationError(f"address {text!r} is not host:port; write {_FORMS}")
     return host, int(port_text)
 
 

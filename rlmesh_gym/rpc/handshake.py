@@ -105,7 +105,7 @@ def check_handshake(response: handshake_pb2.HandshakeResponse, endpoint: str) ->
     """Check that a server's answer says that it fits, and shares an edition with us."""
     if not response.compatible:
         problem = (
-            f"the endpoint does not take clients of {PROTOCOL_GENERATION}: "
+            f"the endpoint does not accept clients of {PROTOCOL_GENERATION}: "
             f"{response.error_message or 'it gave no reason'}"
         )
     elif EDITION not in response.supported_workflow_editions:

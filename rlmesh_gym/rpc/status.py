@@ -32,14 +32,14 @@ _LOST = "{operation}: the endpoint cannot be reached or was lost ({text})"
 _CANCELLED = "{operation}: the call was cancelled, perhaps the endpoint stops ({text})"
 _LATE = "{operation}: no answer in time ({text})"
 _REFUSED = (
-    "the {kind} endpoint takes no further session: {text}; close the other client, or serve with "
+    "the {kind} endpoint accepts no further session: {text}; close the other client, or serve with "
     "a larger max_sessions (--max-sessions)"
 )
 _UNAUTHENTICATED = (
     "{operation}: the endpoint refused the token ({text}); pass token=, or set RLMESH_GYM_TOKEN, "
     "to what the server was started with"
 )
-_OTHER_SERVICE = "{operation}: this is no rlmesh {kind} endpoint ({text})"
+_OTHER_SERVICE = "{operation}: this is not an rlmesh {kind} endpoint ({text})"
 _TOO_LARGE = (
     "{operation}: a message is larger than the endpoint takes or sends ({text}); the released "
     f"package's limit is {_PEER_LIMIT_MIB} MiB; use fewer lanes per endpoint"
@@ -100,7 +100,7 @@ def wrong_service(details: str, *, endpoint: str, kind: str, is_other_kind: bool
         message = f"this is {_ENDPOINT[other]} where {_ENDPOINT[kind]} is expected; {_USE[other]}"
     else:
         message = (
-            f"a gRPC server answers, but it is no rlmesh {kind} endpoint ({details}); check the "
+            f"a gRPC server answers, but it is not an rlmesh {kind} endpoint ({details}); check the "
             "address"
         )
     return ProtocolError(message, endpoint=endpoint, operation="handshake")
@@ -143,7 +143,7 @@ def unreachable(address: Address, details: str, *, kind: str, uses_tls: bool) ->
             )
         else:
             message = (
-                f"something listens there, but it is no gRPC server, or one that asks for TLS "
+                f"something listens there, but it is not a gRPC server, or one that asks for TLS "
                 f"({details}); check the address, or pass tls="
             )
     return UnavailableError(message, endpoint=address.display, operation="handshake")

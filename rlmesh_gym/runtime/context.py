@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rlmesh_gym.rpc import AnyPending
-    from rlmesh_gym.runtime.ends.plan import RunPlan
+    from rlmesh_gym.runtime.ends.plan import EpisodePlan
     from rlmesh_gym.runtime.hooks.table import HookTable
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
@@ -99,7 +99,7 @@ class RunContext:
     """
 
     spec: RuntimeSessionSpec
-    plan: RunPlan
+    plan: EpisodePlan
     hooks: HookTable
     clock: CallClock
     identity: tuple[str, str, str]

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.context import RunContext
-    from rlmesh_gym.runtime.ends.env_lanes import EnvLanes, LaneInfos
+    from rlmesh_gym.runtime.ends.env_lanes import CallInfos, EnvLanes
     from rlmesh_gym.runtime.ends.policies import RunPolicy
     from rlmesh_gym.runtime.ends.watcher import RunWatcher
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
 
 
 @dataclass
-class _Outcome:
+class _StepNumbers:
     """What one step gave, a place for every lane of the run; zero where none was stepped."""
 
     rewards: NDArray[np.float64]
@@ -227,8 +227,8 @@ class RunLoop:
 
     def _step(self, playing: NDArray[np.bool_], actions: Leaves) -> None:
         active = [env for env in self._envs if env.is_active(self._plan)]
-        infos: list[LaneInfos] = []
-        found: _Outcome | None = None
+        infos: list[CallInfos] = []
+        found: _StepNumbers | None = None
         with self._clock.timed(ENV_STEP):
             for env in active:
                 env.start_step(actions, self._plan)
@@ -316,7 +316,7 @@ class RunLoop:
 
     # What came back
 
-    def _finish(self, env: EnvLanes, limit: str) -> tuple[Batch, LaneInfos]:
+    def _finish(self, env: EnvLanes, limit: str) -> tuple[Batch, CallInfos]:
         timeout = getattr(self._context.spec.limits, limit)
         try:
             return env.finish(self._context.clock.left(timeout))
@@ -343,7 +343,7 @@ class RunLoop:
 
     # Events
 
-    def _emit_step(self, playing: NDArray[np.bool_], actions: Leaves, found: _Outcome) -> None:
+    def _emit_step(self, playing: NDArray[np.bool_], actions: Leaves, found: _StepNumbers) -> None:
         if not self._hooks.listens("step_completed"):
             return
         lanes = np.flatnonzero(playing)
@@ -392,12 +392,12 @@ class RunLoop:
         return f"at step {self._tick}, lanes {list(lanes)}, episodes {episodes}"
 
 
-def _put(found: _Outcome | None, env: EnvLanes, batch: Batch, num_lanes: int) -> _Outcome:
+def _put(found: _StepNumbers | None, env: EnvLanes, batch: Batch, num_lanes: int) -> _StepNumbers:
     """Put the numbers of one env beside those of the others."""
     if len(env.lanes) == num_lanes:
-        return _Outcome(batch.rewards, batch.terminations, batch.truncations)
+        return _StepNumbers(batch.rewards, batch.terminations, batch.truncations)
     if found is None:
-        found = _Outcome(
+        found = _StepNumbers(
             np.zeros(num_lanes, np.float64),
             np.zeros(num_lanes, np.bool_),
             np.zeros(num_lanes, np.bool_),

@@ -21,7 +21,7 @@ from rlmesh_gym.runtime.cancellation import CancellationWatch, CancelledRunError
 from rlmesh_gym.runtime.context import CallClock, RunContext
 from rlmesh_gym.runtime.ends.env_lanes import EnvLanes, ResetWay
 from rlmesh_gym.runtime.ends.finding import check_spaces, connect
-from rlmesh_gym.runtime.ends.plan import RunPlan
+from rlmesh_gym.runtime.ends.plan import EpisodePlan
 from rlmesh_gym.runtime.ends.policies import PolicySetup
 from rlmesh_gym.runtime.ends.watcher import RunWatcher
 from rlmesh_gym.runtime.hooks import events
@@ -69,7 +69,7 @@ class OneRun:
         self.shares = TimeShares()
         self.owned: list[EndpointGroup] = []
         self.lanes: list[EnvLanes] = []
-        self.plan: RunPlan | None = None
+        self.plan: EpisodePlan | None = None
         self.watcher: RunWatcher | None = None
         self.loop: RunLoop | None = None
         self.ticker: TelemetryTicker | None = None
@@ -156,7 +156,7 @@ class OneRun:
             SpaceCodec(contract.single_observation_space, "observation"),
             SpaceCodec(contract.single_action_space, "action"),
         )
-        self.plan = plan = RunPlan(spec, sum(len(env.lanes) for env in self.lanes))
+        self.plan = plan = EpisodePlan(spec, sum(len(env.lanes) for env in self.lanes))
         clock = CallClock(self.telemetry, self.shares)
         context = RunContext(spec, plan, self.hooks, clock, self.identity, self._note_held)
         self.watcher = RunWatcher(context, codecs)

@@ -362,7 +362,7 @@ MALFORMED: dict[str, tuple[SpaceSpec, str]] = {
     ),
     "dict_twice": (
         _spec(dict=spaces_pb2.DictSpec(keys=["a", "a"], spaces=[_discrete()] * 2)),
-        "'a' stands twice",
+        "duplicate key 'a'",
     ),
 }
 

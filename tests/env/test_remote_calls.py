@@ -209,7 +209,10 @@ def test_errors_of_the_environment() -> None:
         assert not error.is_recoverable
         assert error.lanes == (1, 2)
         assert set(error.interrupted_episodes) >= set(ids[1:])
-        with pytest.raises(ResetNeededError, match=r"was lost.* with its lanes \[1, 2\]"):
+        with pytest.raises(
+            ResetNeededError,
+            match=r"connection to .* lost \(lanes \[1, 2\]\); call reset\(\) to reconnect",
+        ):
             envs.step([0, 0, 0])
         with pytest.raises(ResetNeededError, match="must be reset together"):
             envs.reset(options={"reset_mask": np.array([False, True, False])})

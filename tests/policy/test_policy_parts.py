@@ -95,7 +95,7 @@ def test_one_lane_that_is_reset_by_hand_gives_no_warning() -> None:
 
 @pytest.mark.parametrize("mask", [[True], [[True, False]], True])
 def test_a_mask_of_another_shape_is_refused(mask: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"episode_start has shape \(2,\)"):
+    with pytest.raises(ConfigurationError, match=r"episode_start must have shape \(2,\)"):
         LocalEpisodes(2, AutoresetMode.SAME_STEP).look(mask)
 
 
@@ -118,9 +118,9 @@ def test_both_sources_see_the_same_boundaries(mode: AutoresetMode) -> None:
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"horizon": 0}, "execution_horizon is 1 to 1024"),
+        ({"horizon": 0}, "execution_horizon must be 1 to 1024"),
         ({"horizon": 2.0}, "whole numbers"),
-        ({"horizon": 1025}, "execution_horizon is 1 to 1024"),
+        ({"horizon": 1025}, "execution_horizon must be 1 to 1024"),
         ({"horizon": 4, "replan_interval": 5}, "replan_interval"),
         ({"horizon": 4, "replan_interval": 0}, "replan_interval"),
         ({"horizon": 4, "coalesce": -1}, "coalesce"),

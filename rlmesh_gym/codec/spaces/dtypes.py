@@ -37,7 +37,7 @@ def encode_dtype(dtype: DTypeLike, path: str = "$") -> types_pb2.DataType.ValueT
         return _WIRE_TYPES[native]
     except KeyError:
         names = ", ".join(str(known) for known in _WIRE_TYPES)
-        message = f"dtype {native} has no form on the wire, which knows {names}"
+        message = f"dtype {native} is not supported by the protocol, which has {names}"
         raise UnsupportedSpaceError(message, path=path) from None
 
 

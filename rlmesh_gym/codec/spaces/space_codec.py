@@ -67,7 +67,7 @@ class SpaceCodec:
             path: Prefix of the paths in errors, such as ``"action"``.
 
         Raises:
-            UnsupportedSpaceError: The space, or one inside it, has no form on the wire.
+            UnsupportedSpaceError: The space, or one inside it, is not supported by the protocol.
         """
         self.space = space
         self.spec = encode_space(space, path)  # refuses all that has no wire form

@@ -143,7 +143,7 @@ class _Decoder:
             raise CodecError(message, path=path)
         if len(set(keys)) != len(keys):
             twice = next(key for index, key in enumerate(keys) if key in keys[:index])
-            raise CodecError(f"the key {twice!r} stands twice", path=path)
+            raise CodecError(f"duplicate key {twice!r}", path=path)
         members = {
             key: self.decode(child, f"{path}.{key}", depth)
             for key, child in zip(keys, children, strict=True)

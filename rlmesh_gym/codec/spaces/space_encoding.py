@@ -38,7 +38,7 @@ def encode_space(space: spaces.Space[Any], path: str = "$") -> spaces_pb2.SpaceS
         A new message. Bounds are little-endian bytes; the dtype of MultiBinary is always UINT8.
 
     Raises:
-        UnsupportedSpaceError: The space, or one inside it, has no form on the wire: Graph,
+        UnsupportedSpaceError: The space, or one inside it, is not supported by the protocol: Graph,
             Sequence, OneOf, custom spaces, ``longdouble``, Dict keys that are not strings.
     """
     spec = spaces_pb2.SpaceSpec()
@@ -93,7 +93,7 @@ def _fill(space: object, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> N
             _fill_members(space, spec, path, depth)
         case spaces.Space():
             message = (
-                f"a {type(space).__name__} space has no form on the wire, which knows Box, "
+                f"a {type(space).__name__} space is not supported by the protocol, which has Box, "
                 "Discrete, MultiBinary, MultiDiscrete, Text, Dict and Tuple"
             )
             raise UnsupportedSpaceError(message, path=path)
@@ -126,7 +126,9 @@ def _fill_text(space: spaces.Text, spec: spaces_pb2.SpaceSpec, path: str) -> Non
     spec.text.min_length = space.min_length
     spec.text.max_length = space.max_length
     if not space.character_set and space.max_length > 0:
-        message = "a Text without characters has no form on the wire: an empty charset means any"
+        message = (
+            "a Text without characters is not supported by the protocol: an empty charset means any"
+        )
         raise UnsupportedSpaceError(message, path=path)
     try:
         spec.text.charset = wire_charset(space)
@@ -165,6 +167,6 @@ def same_space(first: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
     are in the same order.
 
     Raises:
-        UnsupportedSpaceError: One of them has no form on the wire.
+        UnsupportedSpaceError: One of them is not supported by the protocol.
     """
     return first is other or encode_space(first) == encode_space(other)

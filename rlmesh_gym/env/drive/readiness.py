@@ -35,8 +35,7 @@ def check_steppable(
         names = ", ".join(endpoint.address for endpoint in lost)
         lanes = [lane for endpoint in lost for lane in endpoint.lanes]
         raise ResetNeededError(
-            f"step: {names} was lost, or interrupted at work, with its lanes {lanes}; call reset() "
-            "first"
+            f"step: connection to {names} lost (lanes {lanes}); call reset() to reconnect"
         )
     ended = np.flatnonzero(table.ended).tolist()
     fresh = [lane for lane in ended if not table.episode_ids[lane]]

@@ -72,7 +72,7 @@ class Recovery:
         batch.terminations[lanes] = False
         batch.truncations[lanes] = True
         _logger.warning(
-            "%s was lost; its lanes %s are truncated", endpoint.address, list(endpoint.lanes)
+            "connection to %s lost; lanes %s are truncated", endpoint.address, list(endpoint.lanes)
         )
         if not begin_anew:
             return [(index, {INTERRUPTED: True}) for index in range(endpoint.num_envs)]

@@ -111,8 +111,8 @@ def check_resettable(
     whole = len(indices) == endpoint.num_envs
     if endpoint.is_lost and not whole:
         raise ResetNeededError(
-            f"reset: {endpoint.address} was lost, so its lanes {list(endpoint.lanes)} must be "
-            f"reset together; got {lanes}"
+            f"reset: connection to {endpoint.address} lost; its lanes {list(endpoint.lanes)} must "
+            f"be reset together, got {lanes}"
         )
     if endpoint.can_reset_lanes:
         return

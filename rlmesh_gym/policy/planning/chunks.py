@@ -46,19 +46,19 @@ def lane_indices(lanes: Lanes, num_lanes: int) -> NDArray[np.intp]:
     given = np.asarray(lanes)
     if given.dtype == np.bool_:
         if given.shape != (num_lanes,):
-            message = f"a lane mask has shape ({num_lanes},) here, got {given.shape}"
+            message = f"a lane mask must have shape ({num_lanes},), got {given.shape}"
             raise ConfigurationError(message)
         return np.flatnonzero(given)
     if given.size == 0:
         return np.zeros(0, np.intp)
     if given.ndim > 1 or not np.issubdtype(given.dtype, np.integer):
-        message = f"lanes are an index, several indices or a boolean mask, got {lanes!r}"
+        message = f"lanes must be an index, several indices or a boolean mask, got {lanes!r}"
         raise ConfigurationError(message)
     indices = np.atleast_1d(given).astype(np.intp)
     if indices.min() < 0 or indices.max() >= num_lanes:
-        raise ConfigurationError(f"lanes lie in 0..{num_lanes - 1}, got {indices.tolist()}")
+        raise ConfigurationError(f"lanes must be in 0..{num_lanes - 1}, got {indices.tolist()}")
     if len(np.unique(indices)) != len(indices):
-        raise ConfigurationError(f"a lane is named twice: {indices.tolist()}")
+        raise ConfigurationError(f"duplicate lanes: {indices.tolist()}")
     return indices
 
 
@@ -115,7 +115,7 @@ class ActionChunkReplay:
     def __init__(self, num_lanes: int, horizon: int, template: Leaves) -> None:
         if num_lanes < 1 or horizon < 1:
             raise ConfigurationError(
-                f"num_lanes and horizon are at least 1, got {num_lanes} lanes and horizon {horizon}"
+                f"num_lanes and horizon must be at least 1, got {num_lanes} lanes and horizon {horizon}"
             )
         if any(leaf.ndim < 1 for leaf in template):
             raise ConfigurationError("every leaf of the template needs a row axis, got a 0-d array")
@@ -216,7 +216,7 @@ class ActionChunkReplay:
         too_many = bool(chunk) and (available > frames).any()
         if too_many or (available < 0).any() or (skipped < 0).any():
             raise ConfigurationError(
-                f"counts lie in 0..{frames if chunk else None} and skip is not negative, got "
+                f"counts must be in 0..{frames if chunk else None} and skip must not be negative, got "
                 f"counts={available.tolist()} and skip={skipped.tolist()}"
             )
         end = np.minimum(np.broadcast_to(available, num_rows), self.horizon)

@@ -36,16 +36,18 @@ class PlanSchedule:
     ) -> None:
         for number in (horizon, replan_interval, coalesce):
             if number is not None and not isinstance(number, (int, np.integer)):
-                message = f"horizon, interval and coalesce are whole numbers, got {number!r}"
+                message = f"horizon, interval and coalesce must be whole numbers, got {number!r}"
                 raise ConfigurationError(message)
         if not 1 <= horizon <= MAX_EXECUTION_HORIZON:
-            message = f"execution_horizon is 1 to {MAX_EXECUTION_HORIZON}, got {horizon}"
+            message = f"execution_horizon must be 1 to {MAX_EXECUTION_HORIZON}, got {horizon}"
             raise ConfigurationError(message)
         if replan_interval is not None and not 1 <= replan_interval <= horizon:
-            message = f"replan_interval is 1 to execution_horizon={horizon}, got {replan_interval}"
+            message = (
+                f"replan_interval must be 1 to execution_horizon={horizon}, got {replan_interval}"
+            )
             raise ConfigurationError(message)
         if coalesce < 0:
-            raise ConfigurationError(f"coalesce is not negative, got {coalesce}")
+            raise ConfigurationError(f"coalesce must not be negative, got {coalesce}")
         if prefetch and horizon < 2:  # noqa: PLR2004 - the least that leaves a frame to replay
             message = "prefetch needs an execution_horizon of 2 or more: nothing replays meanwhile"
             raise ConfigurationError(message)

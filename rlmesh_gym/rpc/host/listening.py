@@ -57,7 +57,7 @@ def _why_not_claimed(path: str) -> str:
         directory = os.path.dirname(path)
         return "" if os.path.isdir(directory) else f"there is no directory {directory!r}"
     if not stat.S_ISSOCK(mode):
-        return "the path is a file that is no socket"
+        return "the path is a file that is not a socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_SECONDS)
         try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.rpc import AnyPending
-    from rlmesh_gym.runtime.ends.plan import RunPlan
+    from rlmesh_gym.runtime.ends.plan import EpisodePlan
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
 
@@ -98,7 +98,7 @@ class EnvLanes:
 
     # Resets
 
-    def due_resets(self, plan: RunPlan) -> list[int]:
+    def due_resets(self, plan: EpisodePlan) -> list[int]:
         """Return the lanes that must be reset before the next step, ascending."""
         playing = plan.playing
         if b"\0" not in playing[self.rows].tobytes():
@@ -139,7 +139,7 @@ class EnvLanes:
         )
 
     def start_reset(
-        self, lanes: list[int], plan: RunPlan, options: Mapping[str, Any] | None
+        self, lanes: list[int], plan: EpisodePlan, options: Mapping[str, Any] | None
     ) -> None:
         """Send a reset of some lanes, or of all."""
         count = len(self.lanes)
@@ -161,7 +161,7 @@ class EnvLanes:
 
     # Steps
 
-    def is_active(self, plan: RunPlan) -> bool:
+    def is_active(self, plan: EpisodePlan) -> bool:
         """Whether a step of this env brings the run further."""
         if any_true(plan.playing[self.rows]):
             return True
@@ -171,7 +171,7 @@ class EnvLanes:
             ended[index] and plan.has_next(lane) for index, lane in enumerate(self.lanes)
         )
 
-    def start_step(self, actions: Leaves, plan: RunPlan) -> None:
+    def start_step(self, actions: Leaves, plan: EpisodePlan) -> None:
         """Send a step, of a row per lane of the run, for those that play where lanes can be."""
         stepped = plan.playing[self.rows] if self.way is ResetWay.LANES else None
         rows = actions
@@ -179,10 +179,10 @@ class EnvLanes:
             rows = [leaf[self.rows] for leaf in actions]
         self.group.start_step(rows, stepped=stepped, read_only=True)
 
-    def finish(self, timeout: float | None) -> tuple[Batch, LaneInfos]:
+    def finish(self, timeout: float | None) -> tuple[Batch, CallInfos]:
         """Wait for what was sent; see ``EndpointGroup.finish``."""
         batch, parts = self.group.finish(timeout)
-        return batch, LaneInfos(parts)
+        return batch, CallInfos(parts)
 
     def cut(self, lane: int, info: dict[str, Any]) -> None:
         """Write up the lane's episode as truncated by the run."""
@@ -191,7 +191,7 @@ class EnvLanes:
         endpoint.cut(index - endpoint.start, info)
 
 
-class LaneInfos:
+class CallInfos:
     """Infos of one call, looked at only for lanes that somebody asks about."""
 
     def __init__(self, parts: Sequence[tuple[Endpoint, InfoRows]]) -> None:

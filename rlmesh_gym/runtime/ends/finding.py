@@ -49,7 +49,7 @@ def find_envs(env: Any, *, token: str | None = None, tls: TLSLike = None) -> tup
     several = env if isinstance(env, (list, tuple)) else [env]
     objects = [one for one in several if not isinstance(one, str)]
     if len({id(one) for one in objects}) < len(objects):
-        message = "the same env object stands in the list twice; its lanes can be played only once"
+        message = "the same env object is in the list twice; its lanes can be played only once"
         raise ConfigurationError(message)
     return tuple(_find_env(one, token, tls) for one in several)
 

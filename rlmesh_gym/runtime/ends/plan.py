@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
 
 
-class RunPlan:
+class EpisodePlan:
     """What is planned for every lane of a run, and how far it has come.
 
     A lane is ``playing`` in an episode that counts, with an observation to act on. One that is not

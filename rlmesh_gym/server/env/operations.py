@@ -247,7 +247,7 @@ class Operations:
             )
         lanes = list(indices)
         if len(set(lanes)) != len(lanes):
-            raise invalid(f"{verb}: a lane is named twice in {lanes}")
+            raise invalid(f"{verb}: duplicate lanes in {lanes}")
         if max(lanes) >= self.env.num_envs:
             raise invalid(f"{verb}: lane {max(lanes)} of {self.env.num_envs} does not exist")
         return lanes
@@ -296,7 +296,7 @@ class Operations:
 
 
 def _refuse_unknown(*_: Any) -> None:
-    raise unsupported("the request asks for nothing known here")
+    raise unsupported("not supported: a request of an unknown kind")
 
 
 def _call(verb: str, lanes: Sequence[int] | None, call: Callable[[], T], *, cuts: bool = True) -> T:
@@ -310,7 +310,7 @@ def _check_time(timeout_ms: int, begun_ns: int, verb: str) -> None:
     if timeout_ms and time.perf_counter_ns() - begun_ns > timeout_ms * 1_000_000:
         raise InBandError(
             ErrorCode.ENV_ERROR_CODE_TIMEOUT,
-            f"{verb} took longer than {timeout_ms} ms; it was carried out, its result dropped",
+            f"{verb} took longer than {timeout_ms} ms; it was carried out, and its result dropped",
         )
 
 

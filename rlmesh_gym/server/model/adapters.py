@@ -39,15 +39,15 @@ class Resolve(ModelCall):
         edition = request.selected_workflow_edition
         if edition not in ("", EDITION):
             raise invalid(
-                f"resolve_adapter: edition {edition!r} is not spoken here, expected {EDITION}",
+                f"resolve_adapter: edition {edition!r} is not supported, expected {EDITION}",
                 recoverable=False,
                 env_id=env_id,
             )
         options = ResolveOptions(request.execution_horizon or 1, request.delivers_history)
         if options.execution_horizon > MAX_EXECUTION_HORIZON:
             message = (
-                f"resolve_adapter: execution_horizon {options.execution_horizon} is over the "
-                f"bound of {MAX_EXECUTION_HORIZON}"
+                f"resolve_adapter: execution_horizon must be 1 to {MAX_EXECUTION_HORIZON}, got "
+                f"{options.execution_horizon}"
             )
             raise invalid(message, env_id=env_id)
         self._make_room(env_id)

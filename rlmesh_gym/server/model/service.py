@@ -221,4 +221,4 @@ class Unknown(ModelCall):
 
     def work(self) -> None:
         """Refuse."""
-        raise unsupported("the request is empty, or of a kind that this server does not know")
+        raise unsupported("not supported: an empty request, or one of an unknown kind")
