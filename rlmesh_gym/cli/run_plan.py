@@ -1,7 +1,4 @@
-"""What ``rlmesh-gym run`` was asked for, kept beside its results so that it can be resumed.
-
-It knows which episodes there are to play and which of them are done; it plays none.
-"""
+"""What ``rlmesh-gym run`` was asked for, kept beside its results so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -88,8 +85,7 @@ class RunPlan:
     def remaining(self, rows: Sequence[Mapping[str, Any]], *, per_episode: bool) -> Remaining:
         """What ``rows``, the episodes that are done, leave to play.
 
-        Without ``per_episode``, where endpoints cannot be reset with a seed at each episode,
-        episodes are counted instead.
+        Episodes are only counted where endpoints cannot be reset with a seed at each of them.
         """
         part = self._part
         if self.seed is None or not per_episode:
