@@ -83,10 +83,7 @@ class RunPlan:
         return range(self.shard[0] - 1, self.episodes, self.shard[1])
 
     def remaining(self, rows: Sequence[Mapping[str, Any]], *, per_episode: bool) -> Remaining:
-        """What ``rows``, the episodes that are done, leave to play.
-
-        Episodes are only counted where endpoints cannot be reset with a seed at each of them.
-        """
+        """What ``rows``, those done, leave to play; only counted unless ``per_episode`` seeded."""
         part = self._part
         if self.seed is None or not per_episode:
             done = sum(not row.get("interrupted") for row in rows)
