@@ -1,7 +1,4 @@
-"""What ``rlmesh-gym run`` was asked for, kept beside its results so that it can be resumed.
-
-It knows which episodes there are to play and which of them are done; it plays none.
-"""
+"""What ``rlmesh-gym run`` was asked for, kept beside its results so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -86,11 +83,7 @@ class RunPlan:
         return range(self.shard[0] - 1, self.episodes, self.shard[1])
 
     def remaining(self, rows: Sequence[Mapping[str, Any]], *, per_episode: bool) -> Remaining:
-        """What ``rows``, the episodes that are done, leave to play.
-
-        Without ``per_episode``, where endpoints cannot be reset with a seed at each episode,
-        episodes are counted instead.
-        """
+        """What ``rows``, those done, leave to play; only counted unless ``per_episode`` seeded."""
         part = self._part
         if self.seed is None or not per_episode:
             done = sum(not row.get("interrupted") for row in rows)

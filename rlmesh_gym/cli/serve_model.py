@@ -53,10 +53,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def load_object(reference: str) -> Any:
-    """Import what ``module:object`` or ``path/to/file.py:object`` names; dots reach attributes.
-
-    Modules of the working directory are found, as with ``python -m``.
-    """
+    """Import what ``module:object`` or ``path/to/file.py:object`` names; dots reach attributes."""
     # The last colon: a path of Windows has one of its own.
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name:
@@ -88,9 +85,8 @@ def _import_file(path: str) -> ModuleType:
 def build_handler(found: Any, arguments: dict[str, Any]) -> Any:
     """Make what ``ModelServer`` takes of a handler, a policy, a class or a factory.
 
-    A class, and a function that needs no arguments, are called for what they return; so is
-    whatever comes with ``arguments``. All else that can be called is a policy: functions of an
-    observation, decorated ones (``*args``), and objects such as modules and compiled functions.
+    A class, a function that needs no arguments, and whatever comes with ``arguments`` are called
+    for what they return. All else that can be called is a policy.
     """
     if isinstance(found, ModelHandler):
         if arguments:

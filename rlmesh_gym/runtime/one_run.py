@@ -1,8 +1,4 @@
-"""One run from connecting to its report.
-
-The loop itself stands in :mod:`rlmesh_gym.runtime.loop`. Here is what surrounds it: cancelling,
-letting go within bounds, and exactly one report on every way out.
-"""
+"""What surrounds the loop: cancelling, letting go within bounds, one report on every way out."""
 
 from __future__ import annotations
 

@@ -47,10 +47,7 @@ def timing_of_answer(
     request_bytes: int | None = None,
     response_bytes: int | None = None,
 ) -> CallTiming:
-    """What a call took, by this side's clock and by what a ``JoinResponse`` (None: none yet) says.
-
-    A zero that the endpoint sent is a zero; only a field that it did not send is None.
-    """
+    """What a call took, by this side's clock and by what a ``JoinResponse``, if any, says."""
     if answer is None:
         return CallTiming(elapsed_ns, request_bytes=request_bytes)
     is_env = isinstance(answer, env_pb2.JoinResponse)

@@ -195,8 +195,7 @@ class HookTable:
     def transform(self, name: str, event: E, value: Any, rebuild: Callable[[E, Any], E]) -> Any:
         """Chain a transform through every hook that overrides it; what one raises goes through.
 
-        ``rebuild`` makes the next hook's event from the last one and a changed value; ``value`` is
-        returned if no hook changes anything.
+        ``rebuild`` makes the next event of a changed value; unchanged, ``value`` is returned.
         """
         for method in self._table.get(name, ()):
             changed = method(event)

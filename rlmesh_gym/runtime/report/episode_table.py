@@ -102,10 +102,7 @@ def episodes_html(episodes: Sequence[EpisodeRecord], limit: int | None = 20) -> 
 
 
 def episode_section(episodes: Sequence[EpisodeRecord]) -> str:
-    """The section of the report page, empty without episodes.
-
-    The first rows are HTML; all of them are data for the page's script.
-    """
+    """The section of the report page: its first rows as HTML, all as data for the script."""
     if not episodes:
         return ""
     listed = [_values(place, episode) for place, episode in enumerate(episodes[:_MOST_ROWS], 1)]

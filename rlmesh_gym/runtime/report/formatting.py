@@ -18,11 +18,7 @@ _HIDDEN = {"Cc", "Cs", "Cf"}  # Cf holds the marks that turn the writing directi
 
 
 def one_line(value: object, limit: int = _LONGEST_TEXT) -> str:
-    r"""``value`` as printable text on one line, at most ``limit`` characters.
-
-    Control characters (terminal escapes among them) and lone surrogates become ``\ufffd``, white
-    space becomes single blanks.
-    """
+    """``value`` on one line of at most ``limit``; control characters and the like are replaced."""
     blanks = " ".join(str(value).split())
     clean = "".join("\ufffd" if unicodedata.category(char) in _HIDDEN else char for char in blanks)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"

@@ -241,10 +241,8 @@ def joined_sessions(
 ) -> RuntimeReport:
     """The report of a resumed run: all its finished episodes, and the last session's telemetry.
 
-    ``earlier`` is the report before the last session, ``earlier_rows`` what was finished by then,
-    and ``rows`` all that is. Episodes stand in the order of the plan, then those that the last
-    session cut off. Steps and rewards are of all sessions as far as known, times of those with a
-    report.
+    Of before the last session are ``earlier`` and ``earlier_rows``; ``rows`` are all that is
+    finished. Steps and rewards are of all sessions as far as known, times of those with a report.
     """
     done = sorted(_read_rows(rows), key=lambda episode: episode.index)
     cut_off = [episode for episode in session.episodes if episode.interrupted]

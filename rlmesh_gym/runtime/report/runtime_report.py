@@ -1,7 +1,4 @@
-"""What a run leaves behind: totals, one record per episode, telemetry, and what bound it.
-
-A plain frozen dataclass that turns into JSON and back. It knows neither sessions nor messages.
-"""
+"""What a run leaves behind: totals, one record per episode, telemetry, and what bound it."""
 
 from __future__ import annotations
 
