@@ -38,11 +38,8 @@ class Resolve(ModelCall):
         env_id = check_context(request.context, self.operation)
         edition = request.selected_workflow_edition
         if edition not in ("", EDITION):
-            raise invalid(
-                f"resolve_adapter: edition {edition!r} is not supported, expected {EDITION}",
-                recoverable=False,
-                env_id=env_id,
-            )
+            message = f"resolve_adapter: edition {edition!r} is not supported, expected {EDITION}"
+            raise invalid(message, recoverable=False, env_id=env_id)
         options = ResolveOptions(request.execution_horizon or 1, request.delivers_history)
         if options.execution_horizon > MAX_EXECUTION_HORIZON:
             message = (
@@ -52,17 +49,13 @@ class Resolve(ModelCall):
             raise invalid(message, env_id=env_id)
         self._make_room(env_id)
         if not request.HasField("env_spec"):
-            raise invalid(
-                "resolve_adapter: env_spec is missing; it holds the spaces",
-                recoverable=False,
-                env_id=env_id,
-            )
+            message = "resolve_adapter: env_spec is missing; it holds the spaces"
+            raise invalid(message, recoverable=False, env_id=env_id)
         try:
             contract = decode_env_spec(request.env_spec)
         except CodecError as error:
-            raise invalid(
-                f"resolve_adapter: env_spec is malformed: {error}", recoverable=False, env_id=env_id
-            ) from error
+            message = f"resolve_adapter: env_spec is malformed: {error}"
+            raise invalid(message, recoverable=False, env_id=env_id) from error
         needs = self._set_up(env_id, contract, options)
         route = Route(
             ModelRoute(env_id, contract, options, needs),

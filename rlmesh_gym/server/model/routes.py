@@ -119,11 +119,8 @@ class Route:
         if self.tracker is None:
             return
         if observation.step is None:
-            raise invalid(
-                "predict: step is missing; a route with observation history needs it",
-                env_id=self.env_id,
-                episode_ids=observation.episode_ids,
-            )
+            message = "predict: step is missing; a route with observation history needs it"
+            raise invalid(message, env_id=self.env_id, episode_ids=observation.episode_ids)
         steps = self.tracker.check(_steps(observation), staged=staged)
         if staged is not None:
             staged.update(steps)
