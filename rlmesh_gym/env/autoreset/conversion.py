@@ -53,9 +53,8 @@ class Conversion:
         """
         endpoint = self.endpoint
         if is_whole(endpoint, indices, seeds):
-            given = [seed for seed in seeds if seed is not None]
             # Whole resets keep the batched infos as they are.
-            return self.rows((yield from reset_whole(endpoint, batch, given, options)))
+            return self.rows((yield from reset_whole(endpoint, batch, seeds, options)))
         by_index = yield from reset_lanes(endpoint, indices, batch, seeds, options)
         return sorted(by_index.items())
 

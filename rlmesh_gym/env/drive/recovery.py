@@ -10,7 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_gym.env.drive.resets import reset_lanes, reset_whole
+from rlmesh_gym.env.drive.resets import is_whole, reset_lanes, reset_whole
 from rlmesh_gym.env.reading.infos import all_rows
 from rlmesh_gym.errors import (
     ConfigurationError,
@@ -102,18 +102,15 @@ class Recovery:
         """
         begun = time.monotonic()
         pause = _FIRST_PAUSE
-        given = [seed for seed in seeds if seed is not None]
-        uniform = len(given) in (0, endpoint.num_envs)
+        every = range(endpoint.num_envs)
         while True:
             try:
                 self._reconnect(endpoint)
-                if uniform:
-                    infos = yield from reset_whole(endpoint, batch, given, options)
+                if is_whole(endpoint, every, seeds):
+                    infos = yield from reset_whole(endpoint, batch, seeds, options)
                     break
                 endpoint.is_lost = False  # Seeds for some lanes only: two requests.
-                by_index = yield from reset_lanes(
-                    endpoint, range(endpoint.num_envs), batch, seeds, options
-                )
+                by_index = yield from reset_lanes(endpoint, every, batch, seeds, options)
                 return sorted(by_index.items())
             except (UnavailableError, DeadlineError) as error:
                 # A deadline here is one of connecting; answers are waited for elsewhere.

@@ -35,11 +35,10 @@ def reset_lanes(
     batch are written, with the first observations.
     """
     seeds = [None] * len(indices) if seeds is None else seeds
-    seeded = [position for position, seed in enumerate(seeds) if seed is not None]
     if is_whole(endpoint, indices, seeds):
-        given = [seed for seed in seeds if seed is not None]
-        read = yield from reset_whole(endpoint, batch, given, options)
+        read = yield from reset_whole(endpoint, batch, seeds, options)
         return dict(all_rows(read, endpoint.num_envs))
+    seeded = [position for position, seed in enumerate(seeds) if seed is not None]
     unseeded = [position for position, seed in enumerate(seeds) if seed is None]
     parts = []
     for positions in (seeded, unseeded):
@@ -78,17 +77,18 @@ def reset_lanes(
 
 
 def reset_whole(
-    endpoint: Endpoint, batch: Batch, seeds: Sequence[int], options: Mapping[str, Any] | None
+    endpoint: Endpoint, batch: Batch, seeds: Sequence[int | None], options: Mapping[str, Any] | None
 ) -> Generator[AnyPending, Any, LaneInfos | BatchedInfos | None]:
     """Reset all lanes with one request; see ``reset_lanes``. Also heals a lost endpoint."""
     ids = endpoint.new_ids(endpoint.num_envs)
-    sent = seeds
-    if not endpoint.session.has_lane_operations and are_consecutive(seeds):
+    given = [seed for seed in seeds if seed is not None]
+    sent = given
+    if not endpoint.session.has_lane_operations and are_consecutive(given):
         # A vector env promises to take one int and spreads it; not all take a list. Lanes do not.
-        sent = seeds[:1]
+        sent = given[:1]
     response = yield endpoint.session.reset(seeds=sent, options=options, episode_ids=ids)
     batch.put(response.observation, endpoint.start, endpoint.num_envs)
-    endpoint.begin(range(endpoint.num_envs), list(seeds) or None, ids)
+    endpoint.begin(range(endpoint.num_envs), given or None, ids)
     endpoint.last.keep(response.observation)
     endpoint.is_lost = False
     endpoint.is_loss_told = True
