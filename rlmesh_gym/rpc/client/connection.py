@@ -35,6 +35,7 @@ from rlmesh_gym.rpc.status import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from rlmesh_gym.rpc.address import Address
     from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
     from rlmesh_gym.rpc.services import Service
@@ -77,9 +78,9 @@ class Connection:
         timeouts: TimeoutsLike,
         link: str | None = None,
     ) -> None:
-        self.address = parse_address(address)
-        self.endpoint = self.address.display
-        self.timeouts = Timeouts.from_value(timeouts)
+        self.address: Address = parse_address(address)
+        self.endpoint: str = self.address.display
+        self.timeouts: Timeouts = Timeouts.from_value(timeouts)
         self.stream: JoinStream | None = None
         self.lock: threading.RLock = threading.RLock()
         self._service = service
@@ -90,7 +91,7 @@ class Connection:
         self.join_metadata: tuple[tuple[str, str], ...] = ()
         self._link = None if link is None else (link, token)
         self._pid = os.getpid()
-        self.is_closed = False
+        self.is_closed: bool = False
         self._channel = open_channel(self.address, self._tls)
         _live.add(self)
 

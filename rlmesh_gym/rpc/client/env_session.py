@@ -25,7 +25,9 @@ from rlmesh_gym.rpc.services import ENV
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.client.stream import JoinStream
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
@@ -55,14 +57,14 @@ class EnvSession(Session):
 
     def __init__(self, connection: Connection, response: service_pb2.HandshakeResponse) -> None:
         super().__init__(connection, response)
-        self.contract_message = response.env_contract
+        self.contract_message: env_contract_pb2.EnvContract = response.env_contract
         if self.has_arrays:
             connection.join_metadata = ((CLIENT_CAPABILITIES_KEY, ARRAYS),)
         if not response.HasField("env_contract"):
             text = "the handshake came without a contract; the endpoint breaks the protocol"
             raise ProtocolError(text, endpoint=self.endpoint, operation="handshake")
         try:
-            self.contract = decode_contract(response.env_contract)
+            self.contract: EnvContract = decode_contract(response.env_contract)
         except CodecError as error:
             text = f"the contract cannot be read: {error}"
             raise ProtocolError(text, endpoint=self.endpoint, operation="handshake") from error

@@ -37,13 +37,13 @@ class ModelService:
     def __init__(self, handler: ModelHandler, *, max_adapters: int) -> None:
         self.handler = handler
         self.setup: ModelRouteSetup | None = handler.route_setup()
-        self.routes = RouteTable(max_adapters)
+        self.routes: RouteTable = RouteTable(max_adapters)
         self.order: Turns[Exchange] = Turns()
-        self.model_thread = DedicatedThread("rlmesh_gym-model")
-        self.workers = GrowingExecutor("rlmesh_gym-model-worker")
-        self.last_activity = time.monotonic()
+        self.model_thread: DedicatedThread = DedicatedThread("rlmesh_gym-model")
+        self.workers: GrowingExecutor = GrowingExecutor("rlmesh_gym-model-worker")
+        self.last_activity: float = time.monotonic()
         self._lock = threading.Lock()
-        self.in_flight = 0  # Requests that have come and are not answered yet.
+        self.in_flight: int = 0  # Requests that have come and are not answered yet.
         self._drains: set[Callable[[], None]] = set()
         self._stopping = False
 
@@ -124,7 +124,7 @@ class Client:
     """
 
     def __init__(self) -> None:
-        self.over = threading.Event()
+        self.over: threading.Event = threading.Event()
         self._token = object()
         self.sessions: set[object] = {self._token}
 
@@ -180,7 +180,9 @@ class Exchange:
         context = getattr(self.request, "context", None)
         self.keys: tuple[str, ...] = () if context is None else (context.env_id,)
         self.ahead = 0
-        self.response = interaction_pb2.JoinResponse(request_id=request.request_id)
+        self.response: interaction_pb2.JoinResponse = interaction_pb2.JoinResponse(
+            request_id=request.request_id
+        )
         self._received_ns = received_ns
         self._queue_ns = 0
 
