@@ -67,9 +67,8 @@ class LaneTable:
     @property
     def phases(self) -> tuple[LanePhase, ...]:
         """Phase of each lane."""
-        return tuple(
-            LanePhase.ENDED if ended else LanePhase.RUNNING for ended in self.ended.tolist()
-        )
+        phases = LanePhase.RUNNING, LanePhase.ENDED
+        return tuple(phases[ended] for ended in self.ended.tolist())
 
     def begin(
         self,
@@ -110,9 +109,6 @@ class LaneTable:
         truncated: bool = False,
         interrupted: bool = False,
         final_info: dict[str, Any] | None = None,
-        index: int = 0,
-        env_time: float = 0.0,
-        policy_time: float = 0.0,
     ) -> EpisodeRecord:
         """Write up the lane's current episode; call it before ``begin`` starts the next one.
 
@@ -135,8 +131,5 @@ class LaneTable:
             success=None if interrupted else success_of(info),
             started_at=time.time() - duration,
             duration=duration,
-            env_time=env_time,
-            policy_time=policy_time,
-            index=index,
             final_info=info,
         )

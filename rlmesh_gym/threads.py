@@ -160,11 +160,7 @@ class DedicatedThread:
             self._tasks.put(task)
 
     def run(self, call: Callable[[], T]) -> T:
-        """Run ``call`` there and return, or raise, what it does.
-
-        Raises:
-            ClosedError: After :meth:`close`.
-        """
+        """Run ``call`` there and return, or raise, what it does; not after :meth:`close`."""
         if threading.current_thread() is self._thread:
             return call()
         future: Future[T] = Future()

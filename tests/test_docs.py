@@ -86,3 +86,12 @@ def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert os.path.exists((ROOT / page).parent / target), target
+
+
+def test_the_files_of_the_architecture_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    named = re.findall(r"`([a-z_/]+/[a-z_]+\.py)`", text)
+    named += re.findall(r"^ {2}[│▼ ]*([a-z_/]+\.py)", text, re.MULTILINE)
+    assert len(named) > 50
+    for name in named:
+        assert (ROOT / name).exists() or (ROOT / "rlmesh_gym" / name).exists(), name

@@ -67,13 +67,11 @@ class PPO:
         return actions, logits[np.arange(actions.size), actions], values
 
     def update(self, rollout: list[tuple[Array, ...]], last: Array, progress: float) -> None:
-        """Learn from a rollout.
+        """Learn from a rollout, slower as ``progress`` goes from 0 to 1.
 
-        Args:
-            rollout: Per step the observations, what ``act`` gave for them, rewards, terminations,
-                truncations, and False for lanes where it was no step but their autoreset.
-            last: The observations after it.
-            progress: Of the training, from 0 to 1; the learning slows down with it.
+        It holds per step the observations, what ``act`` gave for them, rewards, terminations,
+        truncations, and False for lanes where it was no step but their autoreset; ``last`` are the
+        observations after it.
         """
         inputs, actions, old, values, rewards, terminations, truncations, real = (
             np.stack(column) for column in zip(*rollout, strict=True)

@@ -41,11 +41,7 @@ def tell(text: str, code: Exit) -> Exit:
 def explain(
     error: Error, addresses: Sequence[str], env_endpoints: Sequence[str], model_endpoint: str
 ) -> tuple[Exit, str]:
-    """Exit code and text for the error that ended a run.
-
-    ``addresses`` are those of the env endpoints as the user typed them; the others are as errors
-    name them.
-    """
+    """Exit code and text for the error that ended a run; ``addresses`` as the user typed them."""
     endpoint = getattr(error, "endpoint", "")
     if isinstance(error, (UnavailableError, DeadlineError)):
         if endpoint == model_endpoint:

@@ -48,12 +48,7 @@ class RunPlan:
 
     @classmethod
     def from_options(cls, given: Mapping[str, Any], earlier: RunPlan | None) -> RunPlan:
-        """Combine what the command line says (None: nothing) with an earlier plan and defaults.
-
-        Raises:
-            ConfigurationError: An endpoint is missing, the seeds would change, or a number cannot
-                be played.
-        """
+        """Combine what the command line says (None: nothing) with an earlier plan and defaults."""
         known = {} if earlier is None else dataclasses.asdict(earlier)
         said = {name: value for name, value in given.items() if value is not None}
         if earlier is not None:

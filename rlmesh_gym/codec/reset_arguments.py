@@ -120,10 +120,7 @@ def lane_arguments(
     options: Mapping[str, Any] | None,
     num_envs: int,
 ) -> tuple[list[int | None] | None, dict[str, Any]]:
-    """Return the ``seed`` and ``options`` with which a vector env resets some lanes.
-
-    ``seeds`` are one per lane of ``lanes``, or none at all.
-    """
+    """Return ``seed`` and ``options`` for some lanes of a vector env, with a seed each or none."""
     mask = np.zeros(num_envs, dtype=np.bool_)
     mask[list(lanes)] = True
     each: list[int | None] = [None] * num_envs

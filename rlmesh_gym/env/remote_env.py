@@ -8,7 +8,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.codec.reset_arguments import copy_options, expand_seeds
-from rlmesh_gym.env.drive.actions import ActionReader
+from rlmesh_gym.env.drive.actions import ActionCheck
 from rlmesh_gym.env.open.connect import connect, find_sources
 from rlmesh_gym.env.open.sources import ConnectionOptions
 from rlmesh_gym.env.reading.infos import lane_rows
@@ -109,7 +109,7 @@ class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
             "render_modes": [] if self.render_mode is None else [self.render_mode],
         }
         self.metadata.pop("autoreset_mode", None)
-        self._actions = ActionReader(self._group.action_codec, 1)
+        self._actions = ActionCheck(self._group.action_codec, 1)
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -176,7 +176,4 @@ class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
         self._group.close()
 
     def _info(self, parts: list[tuple[Endpoint, InfoRows]]) -> dict[str, Any]:
-        info: dict[str, Any] = {}
-        for _, row in lane_rows(parts):
-            info.update(row)
-        return info
+        return {key: value for _, row in lane_rows(parts) for key, value in row.items()}

@@ -11,11 +11,10 @@ from gymnasium.vector.utils import batch_space
 
 from rlmesh_gym.codec import as_autoreset_mode
 from rlmesh_gym.codec.reset_arguments import expand_seeds, split_options, warn_of_mask
-from rlmesh_gym.env.drive.actions import ActionReader
+from rlmesh_gym.env.drive.actions import ActionCheck
 from rlmesh_gym.env.drive.recovery import Recovery
 from rlmesh_gym.env.open.connect import connect, find_sources, step_limit
 from rlmesh_gym.env.open.sources import ConnectionOptions
-from rlmesh_gym.env.reading.attributes import lane_attribute, refuse_attribute
 from rlmesh_gym.env.reading.infos import vector_infos
 from rlmesh_gym.env.remote_lanes import RemoteLanes
 from rlmesh_gym.errors import (
@@ -182,7 +181,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(contract.single_observation_space, total)
         self.action_space = batch_space(contract.single_action_space, total)
         self.copy = copy
-        self._actions = ActionReader(self._group.action_codec, total)
+        self._actions = ActionCheck(self._group.action_codec, total)
         self._buffers = None if copy else self._group.codec.empty(total)
         self._known_seeds = [-1] * total
         self._reset_seeds: list[int | None] = []
@@ -383,7 +382,24 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return one value per lane; see :meth:`call`."""
-        return lane_attribute(self, name, self.addresses)
+        if name == "np_random_seed":
+            return self.np_random_seed
+        if name == "metadata":
+            return tuple(dict(self.metadata) for _ in range(self.num_envs))
+        answers = {
+            "render_mode": self.render_mode,
+            "spec": self.spec,
+            "num_envs": self.num_envs,
+            "observation_space": self.single_observation_space,
+            "action_space": self.single_action_space,
+        }
+        if name not in answers:
+            known = ", ".join(sorted([*answers, "metadata", "np_random_seed", "render"]))
+            raise UnsupportedCallError(
+                f"{name!r} of the sub-environments cannot be had: they live at {self.addresses}. "
+                f"What can: {known}"
+            )
+        return (answers[name],) * self.num_envs
 
     def set_attr(self, name: str, values: Any) -> None:
         """Not to be had: the sub-environments live elsewhere.
@@ -392,7 +408,15 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
             ValueError: ``values`` is a list or tuple of another length than ``num_envs``.
             UnsupportedCallError: Always otherwise.
         """
-        refuse_attribute(name, values, self.num_envs, self.addresses)
+        if isinstance(values, (list, tuple)) and len(values) != self.num_envs:
+            raise ConfigurationError(  # Gymnasium's own words.
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        raise UnsupportedCallError(
+            f"set_attr({name!r}): the sub-environments live at {self.addresses} and cannot be "
+            "changed from here; pass settings as reset options, or make the environment with them"
+        )
 
     # The end
 

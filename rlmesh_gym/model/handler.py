@@ -80,8 +80,9 @@ class ModelHandler:
             may be filled anew in the next call.
         """
         if type(self).predict_chunked is ModelHandler.predict_chunked:
-            message = f"{type(self).__name__} overrides neither predict nor predict_chunked"
-            raise NotImplementedError(message)
+            raise NotImplementedError(
+                f"{type(self).__name__} overrides neither predict nor predict_chunked"
+            )
         return self.predict_chunked(observation).actions
 
     def predict_chunked(self, observation: ModelObservation) -> PredictFrames:
@@ -157,14 +158,14 @@ class CallableHandler(ModelHandler):
 
     def __init__(self, function: Any) -> None:
         if isinstance(function, type):
-            message = f"expected a handler, got the class {function.__name__}; make an instance"
-            raise ConfigurationError(message)
+            raise ConfigurationError(
+                f"expected a handler, got the class {function.__name__}; make an instance"
+            )
         if not callable(function):
-            message = (
+            raise ConfigurationError(
                 f"expected a ModelHandler or a function of the observation, got {function!r}; "
                 "subclass ModelHandler and override predict"
             )
-            raise ConfigurationError(message)
         _refuse_async(function, getattr(function, "__name__", repr(function)))
         if not inspect.isroutine(function):
             _refuse_async(getattr(function, "__call__", None), f"{function!r}.__call__")  # noqa: B004
@@ -196,8 +197,7 @@ def as_handler(model: object) -> ModelHandler:
         kind.predict is ModelHandler.predict
         and kind.predict_chunked is ModelHandler.predict_chunked
     ):
-        message = f"{kind.__name__} overrides neither predict nor predict_chunked"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{kind.__name__} overrides neither predict nor predict_chunked")
     for name in ("predict", "predict_chunked", "predict_grouped", "reset_adapter"):
         _refuse_async(getattr(model, name), f"{kind.__name__}.{name}")
     return model
@@ -211,8 +211,9 @@ def _refuse_async(function: object, name: str) -> None:
         cure = "return the actions instead of yielding them"
     if cure:
         kind = "a generator" if inspect.isgeneratorfunction(function) else "an async def"
-        message = f"{name} is {kind}, which returns no actions when it is called; {cure}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(
+            f"{name} is {kind}, which returns no actions when it is called; {cure}"
+        )
 
 
 def predict_frames(handler: ModelHandler, observation: ModelObservation) -> PredictFrames:
@@ -235,10 +236,9 @@ def predict_frames(handler: ModelHandler, observation: ModelObservation) -> Pred
     if not isinstance(frames, PredictFrames):
         if inspect.iscoroutine(frames):
             frames.close()  # Else Python complains of one that nobody awaited.
-        message = (
+        raise TypeError(
             f"{type(handler).__name__}.predict_chunked returned {type(frames).__name__}, expected "
             "PredictFrames; of a chunk of shape (rows, steps, ...) make "
             "PredictFrames(chunk[:, 0], [chunk[:, j] for j in range(1, chunk.shape[1])])"
         )
-        raise TypeError(message)
     return frames

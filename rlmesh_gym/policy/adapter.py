@@ -108,6 +108,7 @@ class ModelAdapter:
             explain=self._explain,
             on_answer=self._note_answer,
         )
+        self._positions: NDArray[np.intp] = np.arange(num_envs)
         self._is_resolved = False
         self._was_asked = False
         self._rows_were_refused = False
@@ -159,7 +160,7 @@ class ModelAdapter:
         self.evictions.resend()
         if self.watcher is not None:
             observations = self.watcher.transform(step, lanes, ids, observations)
-        groups = [np.arange(len(lanes))]
+        groups = [self._positions[: len(lanes)]]
         if len(lanes) > 1 and self.grouping in (RowGrouping.PROBING, RowGrouping.APART):
             groups = np.split(groups[0], len(lanes))
         timeout = self.session.timeouts.predict
@@ -168,7 +169,13 @@ class ModelAdapter:
         self.evictions.note_asked(ids)
         try:
             requests = [
-                (rows, self._send(lanes[rows], observations, bounds, step)) for rows in groups
+                (
+                    rows,
+                    self._send(
+                        lanes if len(groups) == 1 else lanes[rows], observations, bounds, step
+                    ),
+                )
+                for rows in groups
             ]
         except RemoteError as error:
             self._explain(error, ids)

@@ -48,17 +48,15 @@ def view_env(
     if envs is not None:
         own = getattr(envs, "num_envs", 1)
         if num_envs not in (None, own):
-            message = f"num_envs={num_envs}, but the env has {own} lanes"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"num_envs={num_envs}, but the env has {own} lanes")
         num_envs = int(own)
         single_observation_space = single_observation_space or _space(envs, "observation_space")
         single_action_space = single_action_space or _space(envs, "action_space")
     if single_observation_space is None or single_action_space is None:
-        message = (
+        raise ConfigurationError(
             "a policy needs envs, or single_observation_space and single_action_space (and "
             "num_envs for several lanes)"
         )
-        raise ConfigurationError(message)
     lanes = _count(1 if num_envs is None else num_envs)
     base = getattr(envs, "unwrapped", envs)
     contract = getattr(base, "contract", None)
@@ -86,11 +84,10 @@ def _space(envs: Any, name: str) -> spaces.Space[Any]:
     if space is None:
         space = getattr(envs, name, None)
     if space is None:
-        message = (
+        raise ConfigurationError(
             "envs is a vector env, a single env or a vector env of Stable-Baselines3, got "
             f"{envs!r} without {name}; the model's address comes first, then the env"
         )
-        raise ConfigurationError(message)
     return space
 
 
@@ -100,8 +97,7 @@ def _count(num_envs: Any) -> int:
     except TypeError:
         count = 0
     if count < 1:
-        message = f"num_envs is a whole number of at least 1, got {num_envs!r}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"num_envs is a whole number of at least 1, got {num_envs!r}")
     return count
 
 

@@ -49,14 +49,11 @@ class TrackedEnv(Protocol):
 
 @dataclass(frozen=True)
 class Boundaries:
-    """What the present observations are.
+    """What the present observations are, lane by lane.
 
-    Attributes:
-        active: bool ``(n,)``; the lane runs, so its action matters.
-        begun: bool ``(n,)``; the observation is the first of its episode. At most once per episode.
-        over: Ids of episodes that ended since the last look; an id may come again.
-        episode_ids: Episode of each lane.
-        seeds: Seed of each lane's episode, None where it is not known.
+    An ``active`` lane runs, so its action matters. Where ``begun``, the observation is the first of
+    its episode, at most once per episode. The episodes that are ``over`` ended since the last look;
+    an id may come again. ``seeds`` are None where they are not known.
     """
 
     active: NDArray[np.bool_]
@@ -170,9 +167,7 @@ class LocalEpisodes(Episodes):
         if mask.shape == () and self._num_envs == 1:
             mask = mask.reshape(1)
         if mask.shape != (self._num_envs,):
-            message = f"{name} has shape ({self._num_envs},) here, got {mask.shape}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"{name} has shape ({self._num_envs},) here, got {mask.shape}")
         if mask.dtype.kind not in "biuf":
-            message = f"{name} is a mask of bools here, got dtype {mask.dtype}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"{name} is a mask of bools here, got dtype {mask.dtype}")
         return mask.astype(np.bool_)

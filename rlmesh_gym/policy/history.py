@@ -42,11 +42,9 @@ class ObservationHistory:
     def rows(
         self, lanes: NDArray[np.intp], step: int
     ) -> list[tuple[int, NDArray[np.intp], list[NDArray[Any]]]]:
-        """Give what lanes owe before ``step``, the step of their request.
+        """Give ``(step, lanes, observations)`` that lanes owe before their request's ``step``.
 
-        Returns:
-            ``(step, lanes, observations)`` in ascending order of steps; the lanes in the order of
-            ``lanes``, the observations with a row for each.
+        Steps ascend, lanes are in the order of ``lanes``, the observations have a row for each.
         """
         delivered = self._delivered[lanes]
         found = []

@@ -26,22 +26,8 @@ if TYPE_CHECKING:
 class LanePolicy:
     """One model session, its adapter, and every lane's chunk.
 
-    Args:
-        session: Open session with the model.
-        env_id: Key of the adapter.
-        env_spec: Spaces and metadata of the env.
-        codecs: Codecs of one observation and of one action.
-        num_envs: Number of lanes.
-        schedule: Which lanes get a plan when.
-        ensemble: How overlapping predictions are combined.
-        grouping: How the rows of a plan are put into requests; None finds out.
-        warn: Takes what the user should know.
-
-    Attributes:
-        adapter: The model's side.
-        planner: The lanes' side.
-        stats: Counts and times.
-        filler: Leaves with one row, the action of lanes that are not running.
+    ``codecs`` are those of one observation and of one action; a ``grouping`` of None finds out.
+    ``filler`` has one row, the action of lanes that are not running.
     """
 
     def __init__(
@@ -79,17 +65,10 @@ class LanePolicy:
         self._is_torn = False  # A call was broken off halfway, as by Ctrl-C.
 
     def act(self, observations: Leaves, look: Callable[[], Boundaries]) -> Leaves:
-        """Give every lane its action.
+        """Give every lane its action, in fresh leaves; ``observations`` are only read.
 
-        Args:
-            observations: Leaves of all lanes. Not kept, and not changed.
-            look: Says where the lanes' episodes begin and end; called once.
-
-        Returns:
-            Leaves of all lanes, fresh.
-
-        Raises:
-            RemoteError: A plan could not be had. The same call may be repeated.
+        ``look`` says where the lanes' episodes begin and end, and is called once. After an error,
+        as when a plan could not be had, the same call may be repeated.
         """
         was_torn, self._is_torn = self._is_torn, True
         try:

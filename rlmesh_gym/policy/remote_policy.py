@@ -177,11 +177,10 @@ class RemotePolicy:
         )
 
     def __reduce__(self) -> NoReturn:
-        message = (
+        raise UnsupportedCallError(
             f"{self.endpoint}: a RemotePolicy is bound to its process and its env's episodes, so "
             "it can be neither copied nor pickled; make one in each process, from the address"
         )
-        raise UnsupportedCallError(message)
 
     def __enter__(self) -> Self:
         return self
@@ -303,5 +302,4 @@ class RemotePolicy:
 
     def _check_open(self, operation: str) -> None:
         if self.closed:
-            message = f"{self.endpoint}: {operation} after close()"
-            raise ClosedError(message)
+            raise ClosedError(f"{self.endpoint}: {operation} after close()")

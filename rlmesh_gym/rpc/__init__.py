@@ -30,7 +30,6 @@ from rlmesh_gym.rpc.host.callbacks import (
 from rlmesh_gym.rpc.host.serving import GrpcHost
 from rlmesh_gym.rpc.in_process import LOCAL, AnyPending, InProcessPending, InProcessSession
 from rlmesh_gym.rpc.large_answers import LARGE_BYTES, assemble
-from rlmesh_gym.rpc.services import model_error
 
 __all__ = [
     "ARRAYS",
@@ -64,7 +63,6 @@ __all__ = [
     "TimeoutsLike",
     "answer_handshake",
     "assemble",
-    "model_error",
     "parse_address",
     "parse_bind_address",
     "peer_info",

@@ -17,23 +17,14 @@ _FORMS = "host:port, tcp://host:port or unix:///path"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One address, parsed.
-
-    Attributes:
-        kind: ``"tcp"`` or ``"unix"``.
-        target: For gRPC.
-        display: For people, and for another client to connect to.
-        host: Host without brackets; empty for a Unix socket.
-        port: Port; 0 for a Unix socket, or where the system may choose.
-        path: Absolute path of a Unix socket; empty for TCP.
-    """
+    """One address, parsed."""
 
     kind: Literal["tcp", "unix"]
-    target: str
-    display: str
-    host: str = ""
-    port: int = 0
-    path: str = ""
+    target: str  # For gRPC.
+    display: str  # For people, and for another client to connect to.
+    host: str = ""  # Without brackets.
+    port: int = 0  # Also where the system may choose.
+    path: str = ""  # Absolute.
 
     @property
     def is_loopback(self) -> bool:
@@ -53,9 +44,8 @@ class Address:
 def parse_address(text: str) -> Address:
     """Parse the address of an endpoint to connect to.
 
-    Args:
-        text: ``host:port``, ``tcp://host:port``, ``http://host:port``, ``unix:///absolute/path`` or
-            ``unix://relative/path``. IPv6 hosts stand in brackets.
+    It is ``host:port``, ``tcp://host:port``, ``http://host:port``, ``unix:///absolute/path`` or
+    ``unix://relative/path``. IPv6 hosts stand in brackets.
 
     Raises:
         ConfigurationError: Anything else; the message says which form would do.
@@ -76,9 +66,8 @@ def parse_address(text: str) -> Address:
 def parse_bind_address(text: str | None) -> Address:
     """Parse the address that a server is to listen on.
 
-    Args:
-        text: Like :func:`parse_address`, also ``port`` and ``:port``, which mean 127.0.0.1 as
-            ``localhost`` does; port 0 lets the system choose; ``None`` is ``127.0.0.1:0``.
+    Like :func:`parse_address`, also ``port`` and ``:port``, which mean 127.0.0.1 as ``localhost``
+    does; port 0 lets the system choose; ``None`` is ``127.0.0.1:0``.
 
     Raises:
         ConfigurationError: Anything else; the message says which form would do.

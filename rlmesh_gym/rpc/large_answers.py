@@ -7,7 +7,7 @@ the observation goes straight into the encoded answer, and comes out as a view o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym._proto.spaces.v1 import value_pb2
@@ -24,17 +24,10 @@ _MAX_VARINT_BITS = 64
 _FIXED_BYTES = {1: 8, 5: 4}
 
 
-class RawValue:
-    """A ``SpaceValue`` that was never parsed.
+class RawValue(NamedTuple):
+    """A ``SpaceValue`` that was never parsed; its leaves keep the received answer alive."""
 
-    Attributes:
-        leaves: As in the message; views of the received answer, which they keep alive.
-    """
-
-    __slots__ = ("leaves",)
-
-    def __init__(self, leaves: list[memoryview]) -> None:
-        self.leaves: list[memoryview[int]] = leaves
+    leaves: list[memoryview]
 
 
 class _Overlay:

@@ -12,28 +12,20 @@ from rlmesh_gym._proto.model.v1 import service_pb2 as model_service_pb2
 from rlmesh_gym.errors import EnvError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from rlmesh_gym.errors import Error
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One of the two.
-
-    Attributes:
-        kind: ``"env"`` or ``"model"``.
-        messages: Module with its unary messages.
-        join_request: What a client sends on its Join stream.
-        parse: Reads what the server answers there; raises protobuf's ``DecodeError``.
-        error: Turns an in-band error, and the pending that it answers, into one of this package's.
-    """
+    """One of the two."""
 
     kind: str
-    messages: Any
+    messages: Any  # The module with its unary messages.
     join_request: Any
-    parse: Callable[[bytes], Any]
-    error: Callable[[Any, Any], Error]
+    parse: Callable[[bytes], Any]  # Reads a JoinResponse; raises protobuf's DecodeError.
+    error: Callable[[Any, Any], Error]  # Of an in-band error and the pending that it answers.
 
     @property
     def name(self) -> str:
@@ -64,35 +56,17 @@ def _env_error(error: env_pb2.EnvError, pending: Any) -> EnvError:
     )
 
 
-def model_error(
-    error: model_pb2.ModelError,
-    *,
-    endpoint: str,
-    operation: str,
-    env_id: str = "",
-    episode_ids: Iterable[str] = (),
-) -> ModelError:
-    """Return the error for one that a model endpoint answered with, alone or within a group."""
+def _model_error(error: model_pb2.ModelError, pending: Any) -> ModelError:
     code = _code_name(model_pb2.ModelErrorCode, error.code, "MODEL_ERROR_CODE_")
     return ModelError(
-        f"{operation}: the model answered {code}: {error.message}",
-        endpoint=endpoint,
-        operation=operation,
+        f"{pending.operation}: the model answered {code}: {error.message}",
+        endpoint=pending.endpoint,
+        operation=pending.operation,
         code=code,
         is_recoverable=error.is_recoverable,
         debug_info=error.debug_info,
-        env_id=env_id,
-        episode_ids=list(episode_ids),
-    )
-
-
-def _model_error_of(error: model_pb2.ModelError, pending: Any) -> ModelError:
-    return model_error(
-        error,
-        endpoint=pending.endpoint,
-        operation=pending.operation,
         env_id=pending.context.env_id,
-        episode_ids=pending.context.episode_ids,
+        episode_ids=list(pending.context.episode_ids),
     )
 
 
@@ -108,5 +82,5 @@ MODEL = Service(
     messages=model_service_pb2,
     join_request=model_pb2.JoinRequest,
     parse=model_pb2.JoinResponse.FromString,
-    error=_model_error_of,
+    error=_model_error,
 )

@@ -6,8 +6,7 @@ from rlmesh_gym.env.open.sources import AnyEnvSession as RuntimeEnv
 from rlmesh_gym.episodes import EpisodeRecord, EpisodeSummary
 from rlmesh_gym.policy.any_session import AnyModelSession as RuntimeModel
 from rlmesh_gym.runtime.cancellation import Cancellation
-from rlmesh_gym.runtime.driver import RuntimeDriver
-from rlmesh_gym.runtime.evaluation import run
+from rlmesh_gym.runtime.driver import RuntimeDriver, run
 from rlmesh_gym.runtime.hooks import events
 from rlmesh_gym.runtime.hooks.events import (
     ActionReceived,

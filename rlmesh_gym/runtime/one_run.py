@@ -19,8 +19,8 @@ from rlmesh_gym.errors import Error
 from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.runtime.cancellation import CancellationWatch, CancelledRunError
 from rlmesh_gym.runtime.context import CallClock, RunContext
-from rlmesh_gym.runtime.ends.connecting import check_spaces, connect
 from rlmesh_gym.runtime.ends.env_lanes import EnvLanes, ResetWay
+from rlmesh_gym.runtime.ends.finding import check_spaces, connect
 from rlmesh_gym.runtime.ends.plan import RunPlan
 from rlmesh_gym.runtime.ends.policies import PolicySetup
 from rlmesh_gym.runtime.ends.watcher import RunWatcher
@@ -89,6 +89,10 @@ class OneRun:
     def _log_event(self, level: int, message: str) -> events.LogEvent:
         return events.LogEvent(*self.identity, level=level, message=message)
 
+    def _emit(self, kind: type[events.RuntimeEvent], **fields: Any) -> None:
+        if self.hooks.listens(kind.name):
+            self.hooks.emit(kind.name, kind(*self.identity, **fields))
+
     def run(self, cancellation: EventLike | None, reason: Any) -> RuntimeReport:
         """Play, let go and report; see ``RuntimeDriver.run``."""
         failure: BaseException | None = None
@@ -103,57 +107,51 @@ class OneRun:
         return self._settle(failure)
 
     def _settle(self, failure: BaseException | None) -> RuntimeReport:
-        """Let go, report, and tell the hooks; each of it also where Ctrl-C ended what was before.
-
-        Returns:
-            The report, where nothing failed.
-        """
+        """Let go, report, tell the hooks; each of it also where Ctrl-C ended what was before."""
         first = failure
 
-        def attempt(action: Callable[..., object], *arguments: Any) -> None:
+        def attempt(action: Callable[..., object], *arguments: Any, **named: Any) -> None:
             nonlocal first
             try:
-                action(*arguments)
+                action(*arguments, **named)
             except BaseException as error:
                 # No Exception comes up to here. This is a Ctrl-C or a hook that calls sys.exit.
                 first = first or error
 
         interrupted = self.loop.close() if self.loop is not None else []
-        for summary in interrupted:
-            attempt(self._emit_interrupted, summary)
-        for what, action in self._releases():
-            attempt(self._quietly, what, action)
+        for record in interrupted:
+            attempt(self._emit, events.EpisodeCompleted, episode=record)
+        if self.ticker is not None:
+            attempt(self._quietly, "stopping the telemetry", self._stop_ticker, self.ticker)
+        if self.is_resolving:
+            attempt(self._quietly, "releasing the model", self._release)
+        if self.is_valid:  # Else nothing was opened, and the limits may be none.
+            attempt(self._quietly, "closing the ends", self._close_ends)
         telemetry = self.telemetry.session_snapshot()
         attempt(self.hooks.emit, "on_telemetry", telemetry)
         report = self._report(first, interrupted, telemetry)
         if first is None:
-            ended = events.SessionEnded(*self.identity, stop_reason=self.stop_reason, report=report)
-            attempt(self.hooks.emit, "session_ended", ended)
+            reason = self.stop_reason
+            attempt(self._emit, events.SessionEnded, stop_reason=reason, report=report)
         else:
-            failed = events.SessionFailed(*self.identity, error=first, report=report)
-            attempt(self.hooks.emit, "session_failed", failed)
+            attempt(self._emit, events.SessionFailed, error=first, report=report)
         if first is None:
             return report
         with contextlib.suppress(AttributeError):  # An exception with slots cannot carry it.
             first.report = report  # type: ignore[attr-defined]
         raise first
 
-    def _emit_interrupted(self, summary: EpisodeRecord) -> None:
-        if self.loop is not None:
-            self.loop.emit_completed(summary)
-
     def _play(self, watch: CancellationWatch) -> None:
         self.spec = spec = self.spec.validate()
         self.is_valid = True
         watch.check()
         if spec.limits.telemetry_window > 0 and self.hooks.listens("on_telemetry"):
-            self.ticker = TelemetryTicker(
-                self.telemetry, spec.limits.telemetry_window, self._deliver_window
-            )
+            deliver = partial(self.hooks.emit, "on_telemetry")
+            self.ticker = TelemetryTicker(self.telemetry, spec.limits.telemetry_window, deliver)
             self.ticker.start()
-        for env, group in connect(self.envs, spec, watch):
+        for env, group in connect(self.envs, spec.limits, watch):
             self._add_env(env, group)
-        check_spaces(self.lanes)
+        check_spaces([env.group for env in self.lanes])
         contract = self.lanes[0].group.endpoints[0].session.contract
         codecs = (
             SpaceCodec(contract.single_observation_space, "observation"),
@@ -163,7 +161,7 @@ class OneRun:
         clock = CallClock(self.telemetry, self.shares)
         context = RunContext(spec, plan, self.hooks, clock, self.identity, self._note_held)
         self.watcher = RunWatcher(context, codecs)
-        self._set_up(watch, contract, codecs, self.watcher)
+        self._set_up(watch, contract, codecs, plan.num_lanes)
         self.loop = RunLoop(
             context,
             self.lanes,
@@ -173,7 +171,7 @@ class OneRun:
             shares=self.shares,
             check=watch.check,
         )
-        self._emit_started()
+        self._emit_started(plan.num_lanes)
         began = time.monotonic()
         try:
             self.stop_reason = self.release_reason = self.loop.run()
@@ -192,57 +190,49 @@ class OneRun:
         self.env_id = self.telemetry.env_id = self.env_id or contract.env_id
         lanes = EnvLanes(group, sum(len(other.lanes) for other in self.lanes), self.spec)
         self.lanes.append(lanes)
-        if not self.hooks.listens("env_connected"):
-            return
         for endpoint in group.endpoints:
-            connected = events.EnvConnected(
-                *self.identity,
+            self._emit(
+                events.EnvConnected,
                 endpoint=endpoint.address,
                 lanes=tuple(lane + lanes.rows.start for lane in endpoint.lanes),
                 autoreset_mode=lanes.mode.name,
                 capabilities=dict(endpoint.session.capabilities),
                 contract=endpoint.session.contract,
             )
-            self.hooks.emit("env_connected", connected)
 
     def _set_up(
         self,
         watch: CancellationWatch,
         contract: EnvContract,
         codecs: tuple[SpaceCodec, SpaceCodec],
-        watcher: RunWatcher,
+        num_lanes: int,
     ) -> None:
         spec, policy = self.spec, self.policy
         watch.add(watch.run(partial(policy.open, spec.limits), lambda _: policy.close()))
         self.is_resolving = True
-        num_lanes = sum(len(env.lanes) for env in self.lanes)
         is_single = all(env.way is ResetWay.LANES for env in self.lanes)
         policy.set_up(
             PolicySetup(spec, self.run_id, contract, codecs, num_lanes, is_single, self._warn)
         )
         adapter = policy.lanes.adapter
-        adapter.watcher = watcher
-        if self.hooks.listens("model_connected"):
-            connected = events.ModelConnected(
-                *self.identity,
-                endpoint=policy.endpoint,
-                execution_horizon=spec.execution_horizon,
-                native_chunk=adapter.native_chunk,
-                wants_history=adapter.history is not None,
-            )
-            self.hooks.emit("model_connected", connected)
+        adapter.watcher = self.watcher
+        self._emit(
+            events.ModelConnected,
+            endpoint=policy.endpoint,
+            execution_horizon=spec.execution_horizon,
+            native_chunk=adapter.native_chunk,
+            wants_history=adapter.history is not None,
+        )
 
     def _warn(self, message: str) -> None:
         warn_caller(message)
         self.hooks.log(logging.WARNING, message)
 
-    def _emit_started(self) -> None:
-        if not self.hooks.listens("session_started"):
-            return
+    def _emit_started(self, num_envs: int) -> None:
         spec = self.spec
-        started = events.SessionStarted(
-            *self.identity,
-            num_envs=sum(len(env.lanes) for env in self.lanes),
+        self._emit(
+            events.SessionStarted,
+            num_envs=num_envs,
             autoreset_mode=self._mode(),
             env_endpoints=self._env_endpoints(),
             model_endpoint=self.policy.endpoint,
@@ -251,7 +241,6 @@ class OneRun:
             max_episodes=spec.max_episodes,
             max_steps=spec.max_steps,
         )
-        self.hooks.emit("session_started", started)
 
     def _mode(self) -> str:
         return "+".join(dict.fromkeys(env.mode.name for env in self.lanes))
@@ -269,30 +258,13 @@ class OneRun:
 
     # Letting go
 
-    def _deliver_window(self, snapshot: TelemetrySnapshot) -> None:
-        self.hooks.emit("on_telemetry", snapshot)
-
-    def _releases(self) -> list[tuple[str, Callable[[], None]]]:
-        """Return what must be done to let go of everything, with a name for each."""
-        releases: list[tuple[str, Callable[[], None]]] = []
-        if not self.is_valid:
-            return releases  # Nothing was opened, and the limits may be none.
+    def _close_ends(self) -> None:
         timeout = self.spec.limits.close_timeout
-        if self.ticker is not None:
-            releases.append(("stopping the telemetry", self._stop_ticker))
-        if self.is_resolving:
-            releases.append(("releasing the model", self._release))
         # Side by side: letting go of many endpoints takes one close timeout, not many.
-        releases.append(("closing the ends", partial(self._close_ends, timeout)))
-        return releases
+        run_together([self.policy.close, *(partial(group.close, timeout) for group in self.owned)])
 
-    def _close_ends(self, timeout: float) -> None:
-        closes = [self.policy.close]
-        closes += [partial(group.close, timeout) for group in self.owned]
-        run_together(closes)
-
-    def _stop_ticker(self) -> None:
-        if self.ticker is not None and not self.ticker.stop(self.spec.limits.close_timeout):
+    def _stop_ticker(self, ticker: TelemetryTicker) -> None:
+        if not ticker.stop(self.spec.limits.close_timeout):
             self.hooks.log(logging.WARNING, "an on_telemetry hook is still at work; left behind")
 
     def _release(self) -> None:
@@ -301,10 +273,10 @@ class OneRun:
             lanes.adapter.watcher = None
         self.policy.release(self.release_reason, self.spec.limits.close_timeout)
 
-    def _quietly(self, what: str, action: Callable[[], None]) -> None:
+    def _quietly(self, what: str, action: Callable[..., None], *arguments: Any) -> None:
         """Do one step of letting go; its failure is logged and never hides an earlier error."""
         try:
-            action()
+            action(*arguments)
         except Error as error:
             self.hooks.log(logging.WARNING, f"{what} failed: {error}")
         except Exception as error:
@@ -319,8 +291,8 @@ class OneRun:
         interrupted: list[EpisodeRecord],
         telemetry: TelemetrySnapshot,
     ) -> RuntimeReport:
-        completed = [] if self.loop is None else self.loop.episodes
         plan, watcher, loop = self.plan, self.watcher, self.loop
+        completed = [] if loop is None else loop.episodes
         asked = self.spec.execution_horizon
         executed = (watcher.most_frames if watcher else 0) or asked
         return RuntimeReport(

@@ -7,7 +7,6 @@ snapshots, so they also come while a call hangs.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +24,7 @@ from rlmesh_gym.runtime.report.metrics import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -74,11 +73,6 @@ def _zero(answer: Any, name: str) -> int | None:
     return 0 if answer.HasField(name) else None
 
 
-def nearest_rank(ordered: Sequence[float], fraction: float) -> float:
-    """The nearest-rank percentile: the smallest of ascending samples with that part up to it."""
-    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
-
-
 class Reservoir:
     """A uniform random sample of bounded size, with exact count and sum."""
 
@@ -110,16 +104,16 @@ class Reservoir:
 
     def row(self, operation: str, metric: Metric) -> TelemetryRow:
         """Summarise the samples, which must not be empty."""
-        ordered = np.sort(self.samples).tolist()
+        p50, p95, p99 = np.percentile(self.samples, (50, 95, 99), method="inverted_cdf").tolist()
         return TelemetryRow(
             operation=operation,
             metric=metric.name,
             unit=metric.unit,
             count=self.count,
             avg=self.total / self.count,
-            p50=nearest_rank(ordered, 0.50),
-            p95=nearest_rank(ordered, 0.95),
-            p99=nearest_rank(ordered, 0.99),
+            p50=p50,
+            p95=p95,
+            p99=p99,
             total=self.total,
         )
 

@@ -184,11 +184,10 @@ class Server(ABC):
         return f"<{type(self).__name__} {state}>"
 
     def __reduce__(self) -> NoReturn:
-        message = (
+        raise UnsupportedCallError(
             f"{self!r} is bound to its process and cannot be copied or pickled; pickle what it "
             "serves, and make a server of it there"
         )
-        raise UnsupportedCallError(message)
 
     @abstractmethod
     def _prepare(self) -> None:

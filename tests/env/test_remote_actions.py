@@ -9,15 +9,15 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.codec import SpaceCodec
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
-from rlmesh_gym.env.drive.actions import ActionReader
+from rlmesh_gym.env.drive.actions import ActionCheck
 from rlmesh_gym.errors import ActionError, ActionTypeError
 from rlmesh_gym.server import EnvServer
 from tests.env.comparison import equal
 from tests.fake_envs import ActionTypeEnv, AllSpacesEnv, CountingEnv
 
 
-def reader(space: spaces.Space[Any], lanes: int = 3) -> ActionReader:
-    return ActionReader(SpaceCodec(space), lanes)
+def reader(space: spaces.Space[Any], lanes: int = 3) -> ActionCheck:
+    return ActionCheck(SpaceCodec(space), lanes)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_fillers_are_members() -> None:
         "grid": np.stack([action["grid"]] * 2),
         "pick": np.stack([action["pick"]] * 2),
     }
-    leaves = ActionReader(codec, 2).read(batch, np.array([True, True]))
+    leaves = ActionCheck(codec, 2).read(batch, np.array([True, True]))
     assert space.contains(codec.unflatten_row(leaves, 1))
 
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
@@ -26,7 +24,6 @@ from rlmesh_gym.runtime.telemetry import (
     Reservoir,
     Telemetry,
     TelemetryTicker,
-    nearest_rank,
     timing_of_answer,
 )
 from tests.fake_envs import CountingEnv
@@ -34,18 +31,6 @@ from tests.runtime.runtime_doubles import SteadyModel, Witness, env_server, mode
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=200), st.floats(0.001, 1))
-def test_percentiles_are_numpys_nearest_rank(samples: list[float], fraction: float) -> None:
-    expected = np.percentile(samples, 100 * fraction, method="inverted_cdf")
-    found = nearest_rank(sorted(samples), fraction)
-    # The two round ``fraction * n`` in their own ways; next to a whole number either is right.
-    position = fraction * len(samples)
-    if abs(position - round(position)) > 1e-6:
-        assert found == expected
-    else:
-        assert found in samples
 
 
 def test_known_percentiles() -> None:

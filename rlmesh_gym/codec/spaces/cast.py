@@ -51,12 +51,9 @@ def object_array(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def as_array(value: object, dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-    """Return the value as an array of the given native dtype, its shape untouched.
+    """Return all that ``numpy.asarray`` takes as an array of the given native dtype.
 
-    The value may be all that ``numpy.asarray`` takes; it is the result where nothing has to change.
-
-    Raises:
-        CodecError: Not numeric, ragged, or holding values that the dtype cannot hold exactly.
+    Its shape is untouched, and it is the value itself where nothing has to change.
     """
     if isinstance(value, np.ndarray):
         return cast_exact(value, dtype, path)

@@ -114,10 +114,8 @@ def _report(
     flat = wrong.reshape(len(wrong), -1)
     found = []
     for row in np.flatnonzero(flat.any(axis=1)).tolist():
-        indices = (
-            np.unravel_index(int(flat[row].argmax()), wrong.shape[1:]) if wrong.ndim > 1 else ()
-        )
-        at = tuple(int(index) for index in indices)
+        first = int(flat[row].argmax())
+        at = tuple(map(int, np.unravel_index(first, wrong.shape[1:]))) if wrong.ndim > 1 else ()
         where = f" at {list(at)}" if at else ""
         found.append((row, f"value {rows[(row, *at)]}{where}{legal(at)}"))
     return found

@@ -31,14 +31,9 @@ class Leaf:
     """What a fundamental space does with a batch: its *rows*, an array with one row per lane.
 
     As it stands it serves rows of a fixed size: Box, MultiDiscrete and, but for little, the rest.
-
-    Attributes:
-        path: Where the space stands, such as ``$.camera``.
-        shape: Shape of one row.
-        dtype: Native dtype of the rows, that of the space; ``object`` for Text.
-        row_bytes: Bytes of one row on the wire; 0 if that depends on the row.
-        domain: Check of what no policy may ever send, or None if every value is legal.
-        bounds: Check of the declared range, or None if it cannot be left.
+    ``dtype`` is native, ``object`` for Text; ``row_bytes`` are those on the wire, 0 if that depends
+    on the row. ``domain`` checks for what no policy may ever send, ``bounds`` for the declared
+    range; None where every value passes.
     """
 
     domain: RowCheck | None
@@ -77,9 +72,8 @@ class Leaf:
 
     def view(self, data: bytes, num_rows: int) -> NDArray[Any]:
         """Return the rows for reading only, a view of ``data`` where it holds them as they are."""
-        return (
-            self._view(data, num_rows) if self.wire == self.dtype else self.decode(data, num_rows)
-        )
+        as_it_is = self.wire == self.dtype
+        return self._view(data, num_rows) if as_it_is else self.decode(data, num_rows)
 
     def decode_into(self, data: bytes, out: NDArray[Any]) -> None:
         """Fill all rows of ``out``, a C-contiguous array of this leaf, without a temporary."""
@@ -119,8 +113,7 @@ class Leaf:
     def _fit(self, sample: object) -> NDArray[Any]:
         array = as_array(sample, self.dtype, self.path)
         if [n for n in array.shape if n != 1] != [n for n in self.shape if n != 1]:
-            message = f"expected shape {self.shape}, got {array.shape}"
-            raise CodecError(message, path=self.path)
+            raise CodecError(f"expected shape {self.shape}, got {array.shape}", path=self.path)
         return array.reshape(self.shape)
 
     def unbatch(self, rows: NDArray[Any]) -> Any:

@@ -139,8 +139,7 @@ def _fill_members(
     space: spaces.Dict | spaces.Tuple[Any], spec: spaces_pb2.SpaceSpec, path: str, depth: int
 ) -> None:
     if depth >= MAX_SPACE_DEPTH:
-        message = f"nested more than {MAX_SPACE_DEPTH} levels deep"
-        raise UnsupportedSpaceError(message, path=path)
+        raise UnsupportedSpaceError(f"nested more than {MAX_SPACE_DEPTH} levels deep", path=path)
     if isinstance(space, spaces.Tuple):
         spec.tuple.SetInParent()
         for index, child in enumerate(space.spaces):

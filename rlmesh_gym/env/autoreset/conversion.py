@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rlmesh_gym.env.drive.resets import check_resettable, reset_lanes, reset_whole
-from rlmesh_gym.env.reading.infos import BatchedInfos
+from rlmesh_gym.env.drive.resets import check_resettable, is_whole, reset_lanes, reset_whole
+from rlmesh_gym.env.reading.infos import BatchedInfos, all_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,8 +52,8 @@ class Conversion:
         The batch gets their first observations; other rows stay as they are.
         """
         endpoint = self.endpoint
-        given = [seed for seed in seeds if seed is not None]
-        if len(indices) == endpoint.num_envs and len(given) in (0, len(seeds)):
+        if is_whole(endpoint, indices, seeds):
+            given = [seed for seed in seeds if seed is not None]
             # Whole resets keep the batched infos as they are.
             return self.rows((yield from reset_whole(endpoint, batch, given, options)))
         by_index = yield from reset_lanes(endpoint, indices, batch, seeds, options)
@@ -117,4 +117,4 @@ class Conversion:
         """Return the infos of all lanes as an exchange ends with them."""
         if infos is None or isinstance(infos, BatchedInfos):
             return infos
-        return [(index, infos.row(index)) for index in range(self.endpoint.num_envs)]
+        return all_rows(infos, self.endpoint.num_envs)

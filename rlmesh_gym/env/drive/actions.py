@@ -16,13 +16,8 @@ if TYPE_CHECKING:
     from rlmesh_gym.codec import Leaves, SpaceCodec
 
 
-class ActionReader:
-    """Reads batches of actions for a number of lanes.
-
-    Args:
-        codec: Codec of the single action space.
-        num_envs: Number of lanes.
-    """
+class ActionCheck:
+    """Reads batches of actions for a number of lanes; ``codec`` is that of a single action."""
 
     def __init__(self, codec: SpaceCodec, num_envs: int) -> None:
         self._codec = codec
@@ -37,20 +32,11 @@ class ActionReader:
         self._filler: Leaves | None = None
 
     def read(self, actions: Any, ignored: NDArray[np.bool_] | None = None) -> Leaves:
-        """Check a batch and return its leaves.
+        """Check a batch and return its leaves, which may alias it and are only read.
 
-        Args:
-            actions: Batch of the vector's ``action_space``; a list of one action per lane works
-                where the space is an array.
-            ignored: Lanes whose action will not be used, shape ``(num_envs,)``; a value outside
-                the domain is replaced there instead of refused.
-
-        Returns:
-            Leaves that may alias ``actions``; they are only read.
-
-        Raises:
-            ActionTypeError: No batch, or of a dtype that cannot become the space's.
-            ActionError: Another number of lanes, another shape, a value that is never legal.
+        A list of one action per lane works where the space is an array. Where ``ignored`` marks a
+        lane, a value outside the domain is replaced instead of refused. An ActionTypeError is for
+        no batch, or a dtype that cannot become the space's.
         """
         if self._is_array:
             leaves = [self._array(actions)]
@@ -60,9 +46,7 @@ class ActionReader:
             except CodecError as error:
                 raise self._mismatch(actions, error) from None
         wrong = self._codec.out_of_domain(leaves)
-        if wrong:
-            leaves = self._replace(leaves, wrong, ignored)
-        return leaves
+        return self._replace(leaves, wrong, ignored) if wrong else leaves
 
     def read_one(self, action: Any) -> Leaves:
         """Check a single action and return its leaves, with one row; see ``read``."""

@@ -19,18 +19,8 @@ class Batch:
     """Rows of all lanes of the vector.
 
     Each call fills its own batch, so a reply that comes after its deadline writes where nobody
-    looks any more.
-
-    Args:
-        codec: Codec of the single observation space.
-        num_envs: Number of lanes.
-        leaves: Observation buffers to write into; new ones where None.
-        read_only: The observations are only read, so they may be views of a message.
-
-    Attributes:
-        rewards: float64 ``(n,)``.
-        terminations: bool ``(n,)``.
-        truncations: bool ``(n,)``.
+    looks any more. ``leaves`` are buffers for the observations, None for new ones; with
+    ``read_only`` nobody writes to these, so that they may be views of a message.
     """
 
     __slots__ = (
@@ -71,11 +61,7 @@ class Batch:
         return self._leaves
 
     def put(self, value: SpaceValue, start: int, num_rows: int) -> None:
-        """Write the rows of a message over lanes ``start`` to ``start + num_rows``.
-
-        Raises:
-            CodecError: The message does not hold that many rows of the space.
-        """
+        """Write the rows of a message over lanes ``start`` to ``start + num_rows``."""
         if (self._leaves is None or self._read_only) and num_rows == self.num_envs:
             # The only endpoint: its decoded arrays are the result, one copy in all, or none. A
             # view, as of the step before this reset, gives way, since nothing writes over it.

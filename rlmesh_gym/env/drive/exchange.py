@@ -1,9 +1,9 @@
 """Conversations with endpoints: each a generator that yields what it waits for.
 
 A conversion writes one operation as straight code (send, ``yield`` the pending answer, send the
-next), and :class:`Call` runs those of all endpoints side by side: everybody sends first, then all
-are awaited. An operation that misses its deadline stays suspended where it is, and the next call
-carries it to its end.
+next), and :class:`VectorCall` runs those of all endpoints side by side: everybody sends first, then
+all are awaited. An operation that misses its deadline stays suspended where it is, and the next
+call carries it to its end.
 """
 
 from __future__ import annotations
@@ -34,20 +34,12 @@ Exchange = Generator[AnyPending, Any, InfoRows]
 """One endpoint's share of an operation."""
 
 
-class Run:
-    """One exchange under way.
+class ActiveExchange:
+    """One exchange under way; a reset's ``indices`` are the env_indices that it is about.
 
-    Args:
-        endpoint: Whose it is.
-        exchange: Not begun yet.
-        indices: Lanes that a reset is about, as env_indices.
-
-    Attributes:
-        pending: What it waits for; None when it is over.
-        infos: What it returned.
-        error: What ended it instead.
-        is_torn: A KeyboardInterrupt came while the exchange was at work, not while it waited, so
-            nobody knows how much of it was done.
+    When it is over, ``pending`` is None, and it has returned ``infos`` or was ended by ``error``.
+    ``is_torn`` means that a KeyboardInterrupt came while it was at work, not while it waited, so
+    nobody knows how much of it was done.
     """
 
     __slots__ = ("_exchange", "endpoint", "error", "indices", "infos", "is_torn", "pending")
@@ -66,14 +58,10 @@ class Run:
         self._resume(None, None)
 
     def proceed(self, timeout: float | None) -> None:
-        """Wait for the answer and go on to the next request, or to the end.
-
-        Raises:
-            DeadlineError: No answer in time; the exchange stays where it is.
-        """
-        if self.pending is None:
-            return
+        """Wait for the answer and go on; after a DeadlineError the exchange stays where it is."""
         pending = self.pending
+        if pending is None:
+            return
         try:
             message = pending.result(timeout)
         except DeadlineError:
@@ -102,30 +90,21 @@ class Run:
         self.is_torn = False
 
     def _unreadable(self, error: CodecError) -> ProtocolError:
-        wrapped = ProtocolError(
-            f"the answer cannot be read: {error}", endpoint=self.endpoint.address
-        )
+        message = f"the answer cannot be read: {error}"
+        wrapped = ProtocolError(message, endpoint=self.endpoint.address)
         wrapped.__cause__ = error
         return wrapped
 
 
-class Call:
-    """One operation over the endpoints of a vector.
-
-    Args:
-        name: ``"reset"`` or ``"step"``.
-        batch: What the exchanges fill.
-
-    Attributes:
-        runs: One per endpoint that takes part, in lane order.
-    """
+class VectorCall:
+    """A ``"reset"`` or ``"step"``: one run per endpoint that takes part, in lane order."""
 
     __slots__ = ("batch", "name", "runs")
 
     def __init__(self, name: str, batch: Batch) -> None:
         self.name: str = name
         self.batch: Batch = batch
-        self.runs: list[Run] = []
+        self.runs: list[ActiveExchange] = []
 
     @property
     def is_waiting(self) -> bool:
@@ -133,19 +112,14 @@ class Call:
         return any(run.pending is not None for run in self.runs)
 
     def finish(self, timeout: float | None) -> None:
-        """Carry all runs to their end.
+        """Carry all runs to their end, within ``timeout`` seconds for the whole.
 
-        Args:
-            timeout: Seconds for the whole; None waits for ever.
-
-        Raises:
-            DeadlineError: Some endpoint has not answered. The other runs are over, and ``finish``
-                may be called again.
+        After a DeadlineError the runs that were answered are over, and it may be called again.
         """
-        runs: Sequence[Run] = self.runs
+        runs = self.runs
+        deadline = None if timeout is None else time.monotonic() + timeout
         if len(runs) == 1:
             run = runs[0]
-            deadline = None if timeout is None else time.monotonic() + timeout
             try:
                 run.proceed(timeout)
                 while run.pending is not None:
@@ -153,8 +127,7 @@ class Call:
             except DeadlineError as error:
                 raise self._late([run], timeout) from error
             return
-        deadline = None if timeout is None else time.monotonic() + timeout
-        late: list[Run] = []
+        late: list[ActiveExchange] = []
         cause: DeadlineError | None = None
         waiting = [run for run in runs if run.pending is not None]
         while waiting:
@@ -168,7 +141,7 @@ class Call:
         if late:
             raise self._late(late, timeout) from cause
 
-    def _late(self, late: Sequence[Run], timeout: float | None) -> DeadlineError:
+    def _late(self, late: Sequence[ActiveExchange], timeout: float | None) -> DeadlineError:
         lanes = [lane for run in late for lane in run.endpoint.lanes]
         names = ", ".join(run.endpoint.address for run in late)
         limit = "in time" if timeout is None else f"within {timeout:g} s"

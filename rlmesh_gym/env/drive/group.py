@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.codec import SpaceCodec
-from rlmesh_gym.env.autoreset import choose_conversion
+from rlmesh_gym.env.autoreset.choice import choose_conversion
 from rlmesh_gym.env.drive.batch import Batch
 from rlmesh_gym.env.drive.endpoint import Endpoint
-from rlmesh_gym.env.drive.exchange import Call, Run, is_final
+from rlmesh_gym.env.drive.exchange import ActiveExchange, VectorCall, is_final
 from rlmesh_gym.env.drive.readiness import check_observed, check_steppable
 from rlmesh_gym.env.drive.recovery import INTERRUPTED, Recovery
 from rlmesh_gym.env.reading.frames import FrameReader
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.codec import Leaves
-    from rlmesh_gym.env.autoreset import Conversion
+    from rlmesh_gym.env.autoreset.conversion import Conversion
     from rlmesh_gym.env.drive.exchange import Exchange
     from rlmesh_gym.env.open.sources import AnyEnvSession, Source
     from rlmesh_gym.env.reading.infos import InfoRows
@@ -51,26 +51,11 @@ _HALVED = ("step", "reset", "call")
 class EndpointGroup:
     """The lanes of several endpoints as one vector, in leaves rather than Gymnasium's forms.
 
-    Args:
-        sources: Where the endpoints come from.
-        sessions: Open sessions with them, in that order; owned by this object.
-        autoreset_mode: Mode that the user sees.
-        timeouts: Of every kind of call.
-        max_episode_steps: Length at which the client truncates; None for no limit.
-        recovery: What to do about lost endpoints; None raises.
-        episodes_kept: Size of the episode log.
+    It owns the ``sessions``, which are in the order of their ``sources``; without a ``recovery``
+    lost endpoints raise. An AutoresetError means that an endpoint cannot serve the mode.
 
-    Attributes:
-        num_envs: Lanes in total.
-        codec: Codec of the single observation space.
-        action_codec: Codec of the single action space.
-        table: The lane table.
-        log: Episodes that are over.
-        pending: Name of the call that its caller has yet to wait for, None without one. Set by
-            whoever leaves the waiting to a later call.
-
-    Raises:
-        AutoresetError: An endpoint cannot serve the mode.
+    ``pending`` names the call that its caller has yet to wait for, None without one. It is set by
+    whoever leaves the waiting to a later call.
     """
 
     def __init__(
@@ -95,7 +80,7 @@ class EndpointGroup:
         self.endpoints: list[Endpoint] = []
         self.conversions: list[Conversion] = []
         self.pending: str | None = None
-        self._call: Call | None = None
+        self._call: VectorCall | None = None
         self._recovery = recovery
         self._once = Recovery(patience=0.0)
         self._frames = FrameReader()
@@ -125,13 +110,7 @@ class EndpointGroup:
         return self.table.ended if self._rolls else None
 
     def check_ready(self, operation: str) -> None:
-        """Check that a call may begin.
-
-        Raises:
-            ClosedError: After ``close``.
-            ForkedError: In a forked child.
-            PendingCallError: Another call is in flight.
-        """
+        """Check that a call may begin: not closed, not forked, and no other call in flight."""
         if self._is_closed:
             raise ClosedError(f"{operation}: the environment was closed")
         if os.getpid() != self._pid:
@@ -150,19 +129,10 @@ class EndpointGroup:
     # Steps
 
     def prepare_step(self) -> None:
-        """Take in what was late, and check that every lane can be stepped.
-
-        Raises:
-            DeadlineError: A call that was late before is still not over.
-            ResetNeededError: Some lane has no episode and none begins by itself.
-        """
+        """Take in what was late, and check that every lane can be stepped."""
         self._take_in_late(self.timeouts.step)
-        check_steppable(
-            self.table,
-            self.endpoints,
-            rolls=self._rolls,
-            restarts=self._recovery is not None,
-        )
+        restarts = self._recovery is not None
+        check_steppable(self.table, self.endpoints, rolls=self._rolls, restarts=restarts)
 
     def start_step(
         self,
@@ -172,25 +142,26 @@ class EndpointGroup:
         stepped: NDArray[np.bool_] | None = None,
         read_only: bool = False,
     ) -> None:
-        """Send a step of all lanes, or of some.
+        """Send a step with a checked row of ``actions`` per lane.
 
-        Args:
-            actions: One row per lane, checked.
-            buffers: Where observations go; new ones where None.
-            stepped: Lanes to step, which must then have lane operations; None for all.
-            read_only: The observations are only read, so they may be views of what came.
+        ``stepped`` marks the lanes to step, which must then have lane operations; None for all. For
+        ``buffers`` and ``read_only`` see :class:`Batch`.
         """
         batch = Batch(self.codec, self.num_envs, buffers, read_only=read_only)
-        call = Call("step", batch)
+        call = VectorCall("step", batch)
         if stepped is not None and not stepped.all():
             for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
                 chosen = np.flatnonzero(stepped[endpoint.rows]).tolist()
                 batch.put_rows(endpoint.rows, endpoint.last.rows())
                 if chosen:
                     rows = [leaf[endpoint.rows] for leaf in actions]
-                    call.runs.append(Run(endpoint, conversion.step_some(chosen, rows, batch)))
+                    call.runs.append(
+                        ActiveExchange(endpoint, conversion.step_some(chosen, rows, batch))
+                    )
         elif len(self.endpoints) == 1 and not self.endpoints[0].is_lost:
-            call.runs.append(Run(self.endpoints[0], self.conversions[0].step(actions, batch)))
+            call.runs.append(
+                ActiveExchange(self.endpoints[0], self.conversions[0].step(actions, batch))
+            )
         else:
             for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
                 rows = [leaf[endpoint.rows] for leaf in actions]
@@ -202,7 +173,7 @@ class EndpointGroup:
                         exchange = recovery.report(endpoint, batch, begin_anew=self._is_same_step)
                 else:
                     exchange = conversion.step(rows, batch)
-                call.runs.append(Run(endpoint, exchange))
+                call.runs.append(ActiveExchange(endpoint, exchange))
         self._begin(call)
 
     # Resets
@@ -216,24 +187,15 @@ class EndpointGroup:
         *,
         read_only: bool = False,
     ) -> None:
-        """Send a reset.
+        """Send a reset of the lanes in ``mask``, None for all, with one seed per lane of *all*.
 
-        Args:
-            seeds: One per lane; those of lanes outside the mask are not used.
-            mask: Lanes to reset; None for all.
-            options: For the environments.
-            buffers: Where observations go; new ones where None.
-            read_only: See :meth:`start_step`.
-
-        Raises:
-            ResetNeededError: A lane outside the mask has no observation yet.
-            DeadlineError: A call that was late before is still not over; nothing was sent.
+        After a DeadlineError or ResetNeededError nothing was sent.
         """
         self._take_in_late(self.timeouts.reset)
         if mask is not None:
             check_observed(self.endpoints, mask)
         batch = Batch(self.codec, self.num_envs, buffers, read_only=read_only)
-        call = Call("reset", batch)
+        call = VectorCall("reset", batch)
         for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
             chosen = None if mask is None else np.flatnonzero(mask[endpoint.rows]).tolist()
             if chosen is not None and len(chosen) < endpoint.num_envs:
@@ -250,7 +212,7 @@ class EndpointGroup:
                 )
             else:
                 exchange = conversion.reset(indices, own_seeds, options, batch)
-            call.runs.append(Run(endpoint, exchange, indices))
+            call.runs.append(ActiveExchange(endpoint, exchange, indices))
         self._begin(call)
 
     # Frames
@@ -258,8 +220,7 @@ class EndpointGroup:
     def render(self) -> list[NDArray[np.uint8] | None]:
         """Return one frame per lane, None for lanes that cannot be rendered.
 
-        Raises:
-            RemoteError: An endpoint failed; if its session has ended, it counts as lost.
+        An endpoint that fails counts as lost if its session has ended.
         """
         frames: list[NDArray[np.uint8] | None] = []
         for endpoint in self.endpoints:
@@ -279,7 +240,7 @@ class EndpointGroup:
 
     # Calls
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: VectorCall) -> None:
         # A lost endpoint blocks until it is back; the others are sent to before that.
         runs = call.runs
         if len(runs) > 1:
@@ -296,15 +257,8 @@ class EndpointGroup:
     def finish(self, timeout: float | None) -> tuple[Batch, list[tuple[Endpoint, InfoRows]]]:
         """Wait for the call that was begun last.
 
-        Args:
-            timeout: Seconds; None waits for ever.
-
-        Returns:
-            The filled batch, and the infos of each endpoint that took part.
-
-        Raises:
-            DeadlineError: Not in time; the rest of the call is done by the next one.
-            RemoteError: An endpoint failed.
+        Returns the filled batch, and the infos of each endpoint that took part. After a
+        DeadlineError the rest of the call is done by the next one.
         """
         call = self._call
         if call is None and self._is_closed:
@@ -340,10 +294,10 @@ class EndpointGroup:
                 run.endpoint.is_loss_told = False
         self._call = None
 
-    def _settle(self, call: Call) -> None:
+    def _settle(self, call: VectorCall) -> None:
         """Deal with the runs that failed."""
         failed = [(run, run.error) for run in call.runs if run.error is not None]
-        recoverable: list[Run] = []
+        recoverable: list[ActiveExchange] = []
         first: Error | None = None
         for run, error in failed:
             cut_off: list[str] = []
@@ -373,7 +327,7 @@ class EndpointGroup:
             indices = error.lanes or range(endpoint.num_envs)
             error.lanes = tuple(endpoint.start + index for index in indices)
 
-    def _recover(self, call: Call, lost: Run) -> Run:
+    def _recover(self, call: VectorCall, lost: ActiveExchange) -> ActiveExchange:
         """Stand in for a run whose endpoint was lost during the call."""
         recovery = self._recovery or self._once
         endpoint = lost.endpoint
@@ -381,8 +335,8 @@ class EndpointGroup:
             exchange: Exchange = recovery.begin_anew(endpoint, call.batch)
         else:
             exchange = recovery.report(endpoint, call.batch, begin_anew=self._is_same_step)
-        again = Call("reset", call.batch)
-        run = Run(endpoint, exchange)
+        again = VectorCall("reset", call.batch)
+        run = ActiveExchange(endpoint, exchange)
         again.runs.append(run)
         run.begin()
         again.finish(self.timeouts.reset)
@@ -397,9 +351,8 @@ class EndpointGroup:
     def close(self, timeout: float | None = None) -> None:
         """End all sessions and embedded servers, side by side; may be called again.
 
-        Args:
-            timeout: Seconds that an embedded server gets for closing its environments;
-                ``timeouts.close`` where None.
+        Embedded servers get ``timeout`` seconds for closing their environments, None for
+        ``timeouts.close``.
         """
         if self._is_closed:
             return

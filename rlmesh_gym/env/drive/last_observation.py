@@ -19,14 +19,8 @@ class LastObservation:
     """Kept for lanes that a partial reset leaves alone and for lanes that are lost.
 
     The newest message is only referenced and decoded when somebody asks, so that a plain step costs
-    nothing. What is kept is never handed out: callers copy.
-
-    Args:
-        codec: Codec of the single observation space.
-        num_envs: Lanes of the endpoint.
-
-    Attributes:
-        known: Lanes that have been observed at all, bool ``(n,)``.
+    nothing. What is kept is never handed out: callers copy. ``known`` marks the lanes that have
+    been observed at all.
     """
 
     __slots__ = ("_codec", "_message", "_num_envs", "_rows", "known")

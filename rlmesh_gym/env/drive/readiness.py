@@ -21,16 +21,10 @@ if TYPE_CHECKING:
 def check_steppable(
     table: LaneTable, endpoints: Sequence[Endpoint], *, rolls: bool, restarts: bool
 ) -> None:
-    """Check that every lane can be stepped.
+    """Check that every lane has an episode, or one that begins by itself.
 
-    Args:
-        table: The lane table.
-        endpoints: All endpoints of the vector.
-        rolls: Ended lanes begin anew by themselves (NEXT_STEP).
-        restarts: Lost endpoints come back by themselves, once the step has told of the loss.
-
-    Raises:
-        ResetNeededError: Some lane has no episode and none begins by itself.
+    With ``rolls`` (NEXT_STEP) ended lanes begin anew by themselves; with ``restarts`` lost
+    endpoints come back by themselves, once a step has told of the loss.
     """
     if not any_true(table.ended):
         return
@@ -58,11 +52,7 @@ def check_steppable(
 
 
 def check_observed(endpoints: Sequence[Endpoint], mask: NDArray[np.bool_]) -> None:
-    """Check that every lane outside the mask has an observation to show.
-
-    Raises:
-        ResetNeededError: Some lane has none.
-    """
+    """Check that every lane outside the mask has an observation to show."""
     missing = [
         endpoint.start + index
         for endpoint in endpoints

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.env.drive.resets import reset_lanes, reset_whole
+from rlmesh_gym.env.reading.infos import all_rows
 from rlmesh_gym.errors import (
     ConfigurationError,
     DeadlineError,
@@ -35,28 +36,21 @@ INTERRUPTED = "interrupted"
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
+_SLOT_PATIENCE = 10.0
+"""Until a server that is there sees that the lost session is over, and takes another."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Opens lost sessions again.
+    """Opens lost sessions again, for ``patience`` seconds; 0 tries once."""
 
-    Args:
-        patience: Seconds to go on trying; 0 tries once.
-        slot_patience: Seconds to wait for a server that is there to see that the lost session is
-            over; it takes no other one until then.
-
-    Raises:
-        ConfigurationError: ``patience`` is no number of seconds.
-    """
-
-    def __init__(self, patience: float = 60.0, slot_patience: float = 10.0) -> None:
+    def __init__(self, patience: float) -> None:
         given: object = patience
         if not isinstance(given, (int, float)) or not given >= 0:
             raise ConfigurationError(f"restart_patience must be seconds, got {patience!r}")
         self._patience = patience
-        self._slot_patience = max(patience, slot_patience)
+        self._slot_patience = max(patience, _SLOT_PATIENCE)
 
     def covers(self, error: Error) -> bool:
         """Whether a lost endpoint is what the error tells of.
@@ -66,13 +60,10 @@ class Recovery:
         return isinstance(error, (UnavailableError, EnvError))
 
     def report(self, endpoint: Endpoint, batch: Batch, *, begin_anew: bool) -> Exchange:
-        """Tell the user that the endpoint's lanes are truncated.
+        """Tell the user that the lanes of a lost endpoint are truncated.
 
-        Args:
-            endpoint: Already marked as lost.
-            batch: Gets the last real observations, reward 0, ``truncated``.
-            begin_anew: SAME_STEP: open the new session now and return its first observations, the
-                last real ones as ``final_obs``.
+        With ``begin_anew`` (SAME_STEP) the new session is opened now and its first observations
+        are returned, the last real ones as ``final_obs``.
         """
         lanes = endpoint.rows
         endpoint.is_loss_told = True
@@ -106,17 +97,8 @@ class Recovery:
         """Open a new session, with growing pauses in between, and reset all lanes.
 
         Blocks while there is nobody to connect to. A reset is sent again where it failed for want
-        of a connection; unlike a step it may be.
-
-        Args:
-            endpoint: Its session is replaced.
-            batch: Gets the first observations.
-            seeds: One per lane, None for lanes without.
-            options: For the environments.
-
-        Raises:
-            UnavailableError: Nobody came back in time.
-            ConfigurationError: Somebody else did, with another environment.
+        of a connection; unlike a step it may be. An UnavailableError means that nobody came back in
+        time, a ConfigurationError that another environment did.
         """
         begun = time.monotonic()
         pause = _FIRST_PAUSE
@@ -143,9 +125,7 @@ class Recovery:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         _logger.info("%s is back", endpoint.address)
-        if infos is None:
-            return []
-        return [(index, infos.row(index)) for index in range(endpoint.num_envs)]
+        return all_rows(infos, endpoint.num_envs)
 
     def _reconnect(self, endpoint: Endpoint) -> None:
         old, source = endpoint.session, endpoint.source

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.codec.reset_arguments import are_consecutive
+from rlmesh_gym.env.reading.infos import all_rows
 from rlmesh_gym.errors import AutoresetError, ConfigurationError, ResetNeededError
 from rlmesh_gym.rpc import AnyPending
 
@@ -28,20 +29,17 @@ def reset_lanes(
     seeds: Sequence[int | None] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Resetting:
-    """Reset some lanes, or all; their first observations go to the batch.
+    """Reset some lanes, or all, once ``check_resettable`` has passed.
 
-    Args:
-        endpoint: Whose lanes; ``check_resettable`` has passed.
-        indices: Their env_indices, ascending.
-        batch: Only the rows of these lanes are written.
-        seeds: One per lane of ``indices``, None for lanes without.
-        options: For the environments.
+    ``indices`` are env_indices, ascending, with a seed or None for each. Only their rows of the
+    batch are written, with the first observations.
     """
     seeds = [None] * len(indices) if seeds is None else seeds
     seeded = [position for position, seed in enumerate(seeds) if seed is not None]
-    whole = len(indices) == endpoint.num_envs
-    if whole and len(seeded) in (0, len(seeds)):
-        return (yield from _reset_all(endpoint, batch, seeds if seeded else (), options))
+    if is_whole(endpoint, indices, seeds):
+        given = [seed for seed in seeds if seed is not None]
+        read = yield from reset_whole(endpoint, batch, given, options)
+        return dict(all_rows(read, endpoint.num_envs))
     unseeded = [position for position, seed in enumerate(seeds) if seed is None]
     parts = []
     for positions in (seeded, unseeded):
@@ -73,8 +71,7 @@ def reset_lanes(
         endpoint.begin(part, part_seeds, ids)
         endpoint.last.keep_rows(part, rows)
         read = endpoint.read_infos(response.infos, len(part))
-        if read is not None:
-            infos.update((index, read.row(row)) for row, index in enumerate(part))
+        infos.update((part[row], info) for row, info in all_rows(read, len(part)))
     if failure is not None:
         raise failure
     return infos
@@ -98,30 +95,20 @@ def reset_whole(
     return endpoint.read_infos(response.infos, endpoint.num_envs)
 
 
-def _reset_all(
-    endpoint: Endpoint, batch: Batch, seeds: Sequence[int | None], options: Mapping[str, Any] | None
-) -> Resetting:
-    given = [seed for seed in seeds if seed is not None]
-    read = yield from reset_whole(endpoint, batch, given, options)
-    if read is None:
-        return {}
-    return {index: read.row(index) for index in range(endpoint.num_envs)}
+def is_whole(endpoint: Endpoint, indices: Sequence[int], seeds: Sequence[int | None]) -> bool:
+    """Whether one request does it: for all lanes, with seeds for all of them or for none."""
+    given = sum(seed is not None for seed in seeds)
+    return len(indices) == endpoint.num_envs and given in (0, len(seeds))
 
 
 def check_resettable(
     endpoint: Endpoint, indices: Sequence[int], seeds: Sequence[int | None]
 ) -> None:
-    """Check that ``reset_lanes`` can do it.
-
-    Raises:
-        AutoresetError: The endpoint cannot reset some lanes alone.
-        ConfigurationError: It cannot reset all lanes with seeds for some.
-        ResetNeededError: It must be reset as a whole first.
-    """
+    """Check that ``reset_lanes`` can do it."""
+    if is_whole(endpoint, indices, seeds):
+        return
     lanes = [endpoint.start + index for index in indices]
     whole = len(indices) == endpoint.num_envs
-    if whole and sum(seed is not None for seed in seeds) in (0, len(seeds)):
-        return
     if endpoint.is_lost and not whole:
         raise ResetNeededError(
             f"reset: {endpoint.address} was lost, so its lanes {list(endpoint.lanes)} must be "

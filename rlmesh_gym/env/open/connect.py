@@ -218,9 +218,7 @@ def _common_mode(sessions: Sequence[AnyEnvSession]) -> AutoresetMode:
     modes = {session.contract.autoreset_mode for session in sessions}
     if len(modes) == 1:
         return modes.pop()
-    each = ", ".join(
-        f"{session.endpoint} {session.contract.autoreset_mode.value}" for session in sessions
-    )
+    each = ", ".join(f"{one.endpoint} {one.contract.autoreset_mode.value}" for one in sessions)
     raise ConfigurationError(
         f"the endpoints differ in their autoreset mode ({each}); say which one to show with "
         "autoreset_mode="

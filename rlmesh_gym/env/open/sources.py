@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 class AnyEnvSession(Protocol):
-    """What the lane engine asks of a session, remote or in process; see ``rpc.EnvSession``.
-
-    Attributes:
-        endpoint: Its address.
-        contract: Spaces, lanes, autoreset mode.
-        timeouts: For the engine to wait by.
-    """
+    """What the lane engine asks of a session, remote or in process; see ``rpc.EnvSession``."""
 
     endpoint: str
     contract: EnvContract

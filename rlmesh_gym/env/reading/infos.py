@@ -114,13 +114,8 @@ def read_infos(
 ) -> LaneInfos | BatchedInfos:
     """Read the infos of one reply of ``num_rows`` rows.
 
-    Args:
-        message: As it came.
-        num_rows: Of the reply.
-        per_lane: The endpoint is one of lanes; else one of a vector env.
-        conformance: Takes the reserved key.
-        observation_codec: Given where ``final_obs`` holds terminal observations (SAME_STEP).
-        typed: The endpoint sends arrays as arrays (capability ``rlmesh_gym.arrays``).
+    ``per_lane`` endpoints are ones of lanes, the others of a vector env. The codec is given where
+    ``final_obs`` holds terminal observations (SAME_STEP).
     """
     infos = decode_meta_map(message, typed=typed)
     conformance.take_from(infos)
@@ -151,6 +146,13 @@ def hand_over_infos(
     if isinstance(infos, list):
         return LaneInfos([row if isinstance(row, dict) else {} for row in infos], typed=True)
     return BatchedInfos(infos, num_rows, typed=True)
+
+
+def all_rows(
+    infos: LaneInfos | BatchedInfos | None, num_rows: int
+) -> list[tuple[int, dict[str, Any]]]:
+    """Return ``(row, info)`` of every row; nothing where there are no infos."""
+    return [] if infos is None else [(index, infos.row(index)) for index in range(num_rows)]
 
 
 def lane_rows(parts: Sequence[tuple[LaneSpan, InfoRows]]) -> Iterator[tuple[int, dict[str, Any]]]:

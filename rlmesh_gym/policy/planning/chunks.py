@@ -56,11 +56,9 @@ def lane_indices(lanes: Lanes, num_lanes: int) -> NDArray[np.intp]:
         raise ConfigurationError(message)
     indices = np.atleast_1d(given).astype(np.intp)
     if indices.min() < 0 or indices.max() >= num_lanes:
-        message = f"lanes lie in 0..{num_lanes - 1}, got {indices.tolist()}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"lanes lie in 0..{num_lanes - 1}, got {indices.tolist()}")
     if len(np.unique(indices)) != len(indices):
-        message = f"a lane is named twice: {indices.tolist()}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"a lane is named twice: {indices.tolist()}")
     return indices
 
 
@@ -77,8 +75,7 @@ def stack_frames(frames: Sequence[Leaves]) -> list[NDArray[Any]]:
         ConfigurationError: No frames.
     """
     if not frames:
-        message = "a chunk has at least one frame, got none"
-        raise ConfigurationError(message)
+        raise ConfigurationError("a chunk has at least one frame, got none")
     return [np.stack(leaf, axis=1) for leaf in zip(*frames, strict=True)]
 
 
@@ -117,13 +114,11 @@ class ActionChunkReplay:
 
     def __init__(self, num_lanes: int, horizon: int, template: Leaves) -> None:
         if num_lanes < 1 or horizon < 1:
-            message = (
+            raise ConfigurationError(
                 f"num_lanes and horizon are at least 1, got {num_lanes} lanes and horizon {horizon}"
             )
-            raise ConfigurationError(message)
         if any(leaf.ndim < 1 for leaf in template):
-            message = "every leaf of the template needs a row axis, got a 0-d array"
-            raise ConfigurationError(message)
+            raise ConfigurationError("every leaf of the template needs a row axis, got a 0-d array")
         self.num_lanes = num_lanes
         self.horizon = horizon
         self._rows = [(leaf.shape[1:], leaf.dtype) for leaf in template]
@@ -204,16 +199,14 @@ class ActionChunkReplay:
             Per row the frames skipped, which may be more than there are, and the frames that count.
         """
         if len(chunk) != len(self._rows):
-            message = f"a chunk has {len(self._rows)} leaves here, got {len(chunk)}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"a chunk has {len(self._rows)} leaves here, got {len(chunk)}")
         frames = chunk[0].shape[1] if chunk and chunk[0].ndim > 1 else 0
         for place, ((shape, dtype), leaf) in enumerate(zip(self._rows, chunk, strict=True)):
             if leaf.shape != (num_rows, frames, *shape):
-                message = (
+                raise ConfigurationError(
                     f"leaf {place} of a chunk for {num_rows} lanes has shape (lanes, frames, "
                     f"*action) = {(num_rows, 'frames', *shape)}, got {leaf.shape}"
                 )
-                raise ConfigurationError(message)
             if leaf.dtype != dtype:
                 message = f"leaf {place} of a chunk has dtype {dtype} here, got {leaf.dtype}"
                 raise ConfigurationError(message)
@@ -222,11 +215,10 @@ class ActionChunkReplay:
         # A chunk without leaves has no length of its own.
         too_many = bool(chunk) and (available > frames).any()
         if too_many or (available < 0).any() or (skipped < 0).any():
-            message = (
+            raise ConfigurationError(
                 f"counts lie in 0..{frames if chunk else None} and skip is not negative, got "
                 f"counts={available.tolist()} and skip={skipped.tolist()}"
             )
-            raise ConfigurationError(message)
         end = np.minimum(np.broadcast_to(available, num_rows), self.horizon)
         return np.broadcast_to(skipped, num_rows).astype(np.intp), end.astype(np.intp)
 

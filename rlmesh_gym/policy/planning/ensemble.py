@@ -154,11 +154,10 @@ class EnsembleReplay(ActionChunkReplay):
                 answer = np.asarray(self.rule(predictions[row, :count], ages[row, :count]))
                 fits = answer.shape == newest.shape[1:]
                 if not fits or not np.can_cast(answer.dtype, newest.dtype, "same_kind"):
-                    message = (
+                    raise ConfigurationError(
                         f"the ensemble rule returned {answer.dtype}{list(answer.shape)}, expected "
                         f"{newest.dtype}{list(newest.shape[1:])}"
                     )
-                    raise ConfigurationError(message)
                 newest[row] = answer
             return newest
         if self.rule == "newest" or not np.issubdtype(newest.dtype, np.floating):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,11 +109,14 @@ class AnswerReader:
             leaves = self._codec.view(frames[0], num_rows)
             self._tell_out_of_bounds(leaves)
             return [leaf[np.newaxis] for leaf in leaves]
-        leaves = self._codec.empty(len(frames) * num_rows)
         place = 0
         try:
-            for place, frame in enumerate(frames):
-                self._codec.decode_into(frame, leaves, place * num_rows, num_rows)
+            if len(frames) == 1:
+                leaves = self._codec.decode(frames[0], num_rows)
+            else:
+                leaves = self._codec.empty(len(frames) * num_rows)
+                for place, frame in enumerate(frames):
+                    self._codec.decode_into(frame, leaves, place * num_rows, num_rows)
         except CodecError as error:
             message = f"{error}; {num_rows} rows were asked for"
             raise CodecError(message, path=f"actions[{place}]") from error
@@ -244,7 +248,7 @@ class Plan:
         ]
         self.num_frames = max(frames)
         if len(answers) == 1:
-            counts = np.full(len(self.lanes), self.num_frames, np.intp)
+            counts = _equal_counts(len(self.lanes), self.num_frames)
             return [leaf.swapaxes(0, 1) for leaf in answers[0]], counts
         counts = np.empty(len(self.lanes), np.intp)
         for (rows, _), count in zip(self._requests, frames, strict=True):
@@ -257,3 +261,10 @@ class Plan:
             for whole, leaf in zip(joined, answer, strict=True):
                 whole[rows, : leaf.shape[0]] = leaf.swapaxes(0, 1)
         return joined, counts
+
+
+@lru_cache(maxsize=64)
+def _equal_counts(num_lanes: int, num_frames: int) -> NDArray[np.intp]:
+    counts = np.full(num_lanes, num_frames, np.intp)
+    counts.setflags(write=False)
+    return counts

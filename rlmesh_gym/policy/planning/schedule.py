@@ -22,13 +22,8 @@ class PlanSchedule:
     - A running lane with nothing left is due.
     - So is one whose newest plan is ``replan_interval`` steps old.
     - When any lane is due, lanes with at most ``coalesce`` frames left go along.
-    - Ahead of time, lanes with few enough frames left that an answer comes just in time.
-
-    Args:
-        horizon: Frames replayed of one chunk.
-        replan_interval: Steps after which a lane is planned again; None for ``horizon``.
-        coalesce: Frames that a lane may have left to go along with a request.
-        prefetch: Plans are asked for ahead of time, so the interval makes no lane due at once.
+    - With ``prefetch`` the interval makes no lane due at once; instead lanes ask ahead of time that
+      have few enough frames left that an answer comes just in time.
     """
 
     def __init__(
@@ -50,8 +45,7 @@ class PlanSchedule:
             message = f"replan_interval is 1 to execution_horizon={horizon}, got {replan_interval}"
             raise ConfigurationError(message)
         if coalesce < 0:
-            message = f"coalesce is not negative, got {coalesce}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"coalesce is not negative, got {coalesce}")
         if prefetch and horizon < 2:  # noqa: PLR2004 - the least that leaves a frame to replay
             message = "prefetch needs an execution_horizon of 2 or more: nothing replays meanwhile"
             raise ConfigurationError(message)

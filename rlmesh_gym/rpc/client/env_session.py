@@ -25,7 +25,6 @@ from rlmesh_gym.rpc.services import ENV
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
     from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.rpc.client.pending import Pending
@@ -46,10 +45,6 @@ class EnvSession(Session):
     ended (a lost server, an error that the server could not recover from) everything but a whole
     ``reset`` raises :class:`~rlmesh_gym.errors.ResetNeededError`, and that ``reset`` opens a new
     stream.
-
-    Attributes:
-        contract: What the endpoint serves.
-        contract_message: The same as it came.
     """
 
     component = "env-client"
@@ -57,7 +52,6 @@ class EnvSession(Session):
 
     def __init__(self, connection: Connection, response: service_pb2.HandshakeResponse) -> None:
         super().__init__(connection, response)
-        self.contract_message: env_contract_pb2.EnvContract = response.env_contract
         if self.has_arrays:
             connection.join_metadata = ((CLIENT_CAPABILITIES_KEY, ARRAYS),)
         if not response.HasField("env_contract"):
@@ -82,15 +76,10 @@ class EnvSession(Session):
     ) -> EnvSession:
         """Connect to ``address`` and shake hands. Blocks up to ``timeouts.connect``.
 
-        Args:
-            address: See :func:`~rlmesh_gym.rpc.address.parse_address`.
-            token: What the server asks for, else ``RLMESH_GYM_TOKEN``.
-            tls: See :meth:`~rlmesh_gym.rpc.config.TLSConfig.from_value`.
-            timeouts: See :meth:`~rlmesh_gym.rpc.config.Timeouts.from_value`.
-            raw_observations: Large observations of resets and steps are not parsed: instead of a
-                ``SpaceValue`` they are a :class:`~rlmesh_gym.rpc.large_answers.RawValue`, which a
-                codec decodes with fewer copies.
-            link: Socket path of an embedded server, a shorter way for the Join stream.
+        With ``raw_observations`` large observations of resets and steps are not parsed: instead of
+        a ``SpaceValue`` they are a :class:`~rlmesh_gym.rpc.large_answers.RawValue`, which a codec
+        decodes with fewer copies. ``link`` is the socket path of an embedded server, a shorter way
+        for the Join stream.
 
         Raises:
             ConfigurationError: An address or option that cannot work; nothing was opened.
@@ -133,15 +122,8 @@ class EnvSession(Session):
     ) -> Pending[interaction_pb2.ResetResponse]:
         """Ask for a reset of all lanes, or of those in ``env_indices``.
 
-        Args:
-            seeds: One per lane asked for, or none.
-            options: For the environment; ``None`` is not the same as an empty mapping.
-            env_indices: Lanes, empty for all.
-            episode_ids: Ids of the episodes that begin, one per lane asked for.
-
-        Raises:
-            ResetNeededError: Lanes were named while the whole vector must be reset.
-            CodecError: Options that have no form on the wire.
+        Seeds, where there are any, and the ids of the episodes that begin are one per lane asked
+        for. Options of ``None`` are not the same as an empty mapping.
         """
         request = interaction_pb2.JoinRequest()
         reset = request.reset
@@ -160,16 +142,7 @@ class EnvSession(Session):
         env_indices: Sequence[int] = (),
         episode_ids: Sequence[str] = (),
     ) -> Pending[interaction_pb2.StepResponse]:
-        """Ask for a step of all lanes, or of those in ``env_indices``.
-
-        Args:
-            action: One row per lane asked for, in that order.
-            env_indices: Lanes, empty for all.
-            episode_ids: Current ids, one per lane asked for.
-
-        Raises:
-            ResetNeededError: The stream has ended; ``reset`` opens a new one.
-        """
+        """Ask for a step of all lanes, or of those in ``env_indices``, each with its row."""
         request = interaction_pb2.JoinRequest()
         step = request.step
         # One copy. Nested constructors make a slow one per level (measured: 3 ms for 2 MB).
@@ -181,11 +154,7 @@ class EnvSession(Session):
         return self._send(request, "step", self.timeouts.step, lanes=tuple(env_indices))
 
     def render(self, env_indices: Sequence[int] = ()) -> Pending[interaction_pb2.RenderResponse]:
-        """Ask for a frame of the lane in ``env_indices``, of lane 0 where it is empty.
-
-        Raises:
-            ResetNeededError: The stream has ended; ``reset`` opens a new one.
-        """
+        """Ask for a frame of the lane in ``env_indices``, of lane 0 where it is empty."""
         request = interaction_pb2.JoinRequest()
         request.render.SetInParent()
         request.render.env_indices.extend(env_indices)

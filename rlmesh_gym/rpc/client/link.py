@@ -19,7 +19,6 @@ import grpc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["MESSAGE", "STATUS", "TOKEN", "LinkCall", "read_frame", "send_frame"]
 
 MESSAGE, STATUS, TOKEN = 0, 1, 2
 _HEADER = struct.Struct("<BI")

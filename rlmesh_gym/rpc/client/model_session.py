@@ -24,17 +24,11 @@ if TYPE_CHECKING:
 
 
 class HistoryRows(NamedTuple):
-    """Observations of one replayed step, for the episodes that replayed it.
-
-    Attributes:
-        step: Number of the step.
-        observation: One row per episode, as the session packs it.
-        episodes: Id and seed of each row's episode.
-    """
+    """Observations of one replayed step, for the episodes that replayed it."""
 
     step: int
-    observation: Any
-    episodes: Sequence[tuple[str, int | None]]
+    observation: Any  # As the session packs it.
+    episodes: Sequence[tuple[str, int | None]]  # Id and seed of each row's.
 
 
 class RequestContext(NamedTuple):
@@ -55,9 +49,6 @@ class ModelSession(Session):
     The Join stream is opened with the first request, and again by the first request after it has
     ended. Adapters live on the server, so they outlive a stream, but not a server. Requests return
     at once with a :class:`~rlmesh_gym.rpc.Pending`; they may be made from several threads.
-
-    Attributes:
-        session_id: Names this session in every request's context.
     """
 
     component = "model-client"
@@ -109,13 +100,9 @@ class ModelSession(Session):
         execution_horizon: int = 1,
         delivers_history: bool = False,
     ) -> Pending[interaction_pb2.ResolveAdapterResponse]:
-        """Ask the model to set itself up for an environment.
+        """Ask the model to set itself up for an environment, by the key for later requests.
 
-        Args:
-            env_id: Key of the adapter in later requests; any text, unique per client.
-            env_spec: Spaces and metadata of the environment.
-            execution_horizon: Most action frames that one predict may return.
-            delivers_history: Later requests bring the observations of replayed steps.
+        With ``delivers_history`` those bring the observations of replayed steps.
         """
         request = self._request("resolve_adapter", env_id)
         resolve = request.resolve_adapter
@@ -143,14 +130,10 @@ class ModelSession(Session):
         history: Sequence[HistoryRows] = (),
         step: int | None = None,
     ) -> Pending[interaction_pb2.PredictResponse]:
-        """Ask for actions.
+        """Ask for actions, one per row of the observation, whose episodes have an id and a seed.
 
-        Args:
-            env_id: Key given to :meth:`resolve_adapter`.
-            observation: One row per entry of ``episodes``.
-            episodes: Episode id and seed of each row; ids are unique.
-            history: Observations of the steps since the last request, oldest first.
-            step: Number of the environment's step, where history was agreed on.
+        Where history was agreed on, ``step`` numbers the environment's step, and ``history`` has
+        the observations of those since the last request, oldest first.
         """
         request = self._request("predict", env_id)
         predict = request.predict
@@ -165,14 +148,15 @@ class ModelSession(Session):
         self, env_id: str, episode_ids: Sequence[str] = ()
     ) -> Pending[interaction_pb2.ResetAdapterResponse]:
         """Tell the model that episodes are over; no ids means all of this environment's."""
-        request = self._reset_request(env_id, episode_ids)
+        request = self._request("reset_adapter", env_id, episode_ids=episode_ids)
         return self._ask(request, "reset_adapter", episode_ids)
 
     def release_adapter(
         self, env_id: str, reason: str = ""
     ) -> Pending[interaction_pb2.ReleaseAdapterResponse]:
         """Tell the model that the environment is gone."""
-        return self._ask(self._release_request(env_id, reason), "release_adapter")
+        request = self._request("release_adapter", env_id, reason=reason)
+        return self._ask(request, "release_adapter")
 
     def hang_up(self) -> None:
         """Drop the stream with all that is in flight; the next request opens a new one."""
@@ -184,46 +168,31 @@ class ModelSession(Session):
         """End the session, within ``timeouts.close``; never raises, and may be called again.
 
         It ends the stream and sends no CloseParticipant: the released server would take that as a
-        reason to drop every client's adapters.
-
-        Args:
-            reason: Goes out with the release of an adapter; no other message could carry it.
-            env_id: Key of an adapter to release first; none if omitted.
-            episode_ids: Episodes of it that are over.
+        reason to drop every client's adapters. First, the adapter of ``env_id`` is released, for
+        ``reason``, after it was told that ``episode_ids`` are over.
         """
 
         def farewell(stream: JoinStream, limit: float | None) -> Pending[Any] | None:
             if not env_id:
                 return None
             if episode_ids:
-                request = self._reset_request(env_id, episode_ids)
+                request = self._request("reset_adapter", env_id, episode_ids=episode_ids)
                 context = _context(request.reset_adapter, episode_ids)
                 stream.send(request, "reset_adapter", context=context, timeout=limit)
-            request = self._release_request(env_id, reason)
+            request = self._request("release_adapter", env_id, reason=reason)
             context = _context(request.release_adapter)
             return stream.send(request, "release_adapter", context=context, timeout=limit)
 
         self._connection.close(farewell, waits_for_work=True)
         self._finalizer.detach()
 
-    def _request(self, kind: str, env_id: str) -> interaction_pb2.JoinRequest:
-        request = interaction_pb2.JoinRequest()
+    def _request(self, kind: str, env_id: str, **fields: Any) -> interaction_pb2.JoinRequest:
+        arm: dict[str, Any] = {kind: fields}
+        request = interaction_pb2.JoinRequest(**arm)
         context = getattr(request, kind).context
         context.session_id = self.session_id
         context.env_id = env_id
         context.request_id = f"model-{next(self._request_ids)}"
-        return request
-
-    def _reset_request(
-        self, env_id: str, episode_ids: Sequence[str]
-    ) -> interaction_pb2.JoinRequest:
-        request = self._request("reset_adapter", env_id)
-        request.reset_adapter.episode_ids.extend(episode_ids)
-        return request
-
-    def _release_request(self, env_id: str, reason: str) -> interaction_pb2.JoinRequest:
-        request = self._request("release_adapter", env_id)
-        request.release_adapter.reason = reason
         return request
 
     def _ask(

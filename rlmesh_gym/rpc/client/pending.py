@@ -28,18 +28,7 @@ class _Stream(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Pending(Generic[M]):
-    """An answer that is due. Made by a session; safe to wait on from any thread.
-
-    Attributes:
-        endpoint: The address, for messages.
-        operation: What was asked, such as ``"step"``.
-        lanes: ``env_indices`` of the request, empty for the whole vector.
-        context: What else the session noted about the request.
-        response: The answer's envelope, with its timings; ``None`` until :meth:`done`.
-        request_id: Names the request on its stream.
-        request_bytes: Size of the encoded request.
-        response_bytes: Size of the encoded answer; 0 until :meth:`done`.
-    """
+    """An answer that is due. Made by a session; safe to wait on from any thread."""
 
     _stream: _Stream
     _service: Service
@@ -47,9 +36,9 @@ class Pending(Generic[M]):
     endpoint: str
     request_id: str
     request_bytes: int
-    lanes: Sequence[int]
-    context: Any
-    response: Any = None
+    lanes: Sequence[int]  # Empty for the whole vector.
+    context: Any  # What else the session noted about the request.
+    response: Any = None  # The answer's envelope, with its timings, once it is done.
     response_bytes: int = 0
     _error: Error | None = None
     _pid: int = field(default_factory=os.getpid)
@@ -71,10 +60,7 @@ class Pending(Generic[M]):
         return self._done_ns != 0
 
     def result(self, timeout: float | None = None) -> M:
-        """Wait for the answer and return the message of its kind.
-
-        Args:
-            timeout: Seconds; ``None`` waits for ever.
+        """Wait so many seconds (None: for ever) for the answer; return the message of its kind.
 
         Raises:
             DeadlineError: Not in time. The answer may still come: call again, or drop this object.
@@ -106,20 +92,12 @@ class Pending(Generic[M]):
         """Give up on the answer: whoever waits, or calls :meth:`result` later, gets ``error``.
 
         Safe from any thread. The request stays at work on the other end; its late answer is
-        dropped.
-
-        Returns:
-            False where the answer was already there; nothing changes then.
+        dropped. Returns False where the answer was already there; nothing changes then.
         """
         return self._stream.give_up(self, error)
 
     def wait(self, timeout: float | None) -> None:
-        """Wait for the answer, or for the failure, without looking at it.
-
-        Raises:
-            DeadlineError: Not in time.
-            ForkedError: Called in a forked child.
-        """
+        """Wait for the answer, or for the failure, without looking at it."""
         if os.getpid() != self._pid:
             raise ForkedError(
                 f"{self.operation}: the answer belongs to the parent process; connect anew here"

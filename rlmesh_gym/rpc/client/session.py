@@ -25,17 +25,12 @@ if TYPE_CHECKING:
 class Session:
     """A connection, owned from now on, whose endpoint has shaken hands.
 
-    Attributes:
-        endpoint: The address, for messages.
-        capabilities: What the endpoint says that it can.
-        peer: What the endpoint says about itself.
-        timeouts: For the session's user to wait by.
+    ``capabilities`` and ``peer`` are what that says of itself; ``component`` and
+    ``client_capabilities`` what this end does.
     """
 
     component: ClassVar[str]
-    """This end's role, as the handshake names it."""
-    client_capabilities: ClassVar[tuple[str, ...]] = ()
-    """What this end says that it can."""
+    client_capabilities: ClassVar[tuple[str, ...]]
 
     def __init__(self, connection: Connection, response: Any) -> None:
         self.endpoint: str = connection.endpoint
@@ -98,11 +93,7 @@ class Session:
         self._interruption = None
 
     def ping(self) -> float:
-        """Return the seconds that one more handshake takes.
-
-        Raises:
-            RemoteError: The handshake failed.
-        """
+        """Return the seconds that one more handshake takes."""
         begun = time.perf_counter()
         self._connection.handshake(self.component, self.client_capabilities)
         return time.perf_counter() - begun

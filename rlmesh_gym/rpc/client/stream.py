@@ -38,10 +38,6 @@ class JoinStream:
     gRPC's own thread takes an answer from the wire, parses it and releases the waiting caller; the
     reader thread here only asks gRPC for the next message. So an answer costs no more thread
     switches than with a bare call.
-
-    Attributes:
-        is_open: Whether a request can be sent.
-        error: What ended it.
     """
 
     def __init__(
@@ -54,7 +50,7 @@ class JoinStream:
         link: tuple[str, str | None] | None = None,
     ) -> None:
         self.endpoint = endpoint
-        self.error: Error | None = None
+        self.error: Error | None = None  # What ended it.
         self.is_open: bool = True
         self._service = service
         self._ids = itertools.count(1)

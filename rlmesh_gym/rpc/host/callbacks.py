@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class Refused(Error):  # noqa: N818 - it is an answer, seldom an error of this process
-    """Raised by a callback to end its call with a gRPC status.
-
-    Attributes:
-        status: Name of the status, such as ``"FAILED_PRECONDITION"``.
-    """
+    """Raised by a callback to end its call with a gRPC status, by its name."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
@@ -31,16 +27,11 @@ class Refused(Error):  # noqa: N818 - it is an answer, seldom an error of this p
 class ServiceCallbacks:
     """What a server of either kind does; the messages are those of its service.
 
-    All may run on several threads at once.
-
-    Attributes:
-        handshake: Answers a client's handshake, an env server with the contract.
-        join: Serves one session: takes the client's requests and yields answers, as messages or as
-            their bytes. The requests end when the client sends no more or is gone; where it is
-            gone while an answer is on its way, the iterator of answers is closed instead, so what
-            must be done belongs into a ``finally``. When the answers end, so does the stream, with
-            status OK.
-        shutdown: Decides on a client's wish to stop the server.
+    All may run on several threads at once. ``join`` serves one session: it takes the client's
+    requests and yields answers, as messages or as their bytes. The requests end when the client
+    sends no more or is gone; where it is gone while an answer is on its way, the iterator of
+    answers is closed instead, so what must be done belongs into a ``finally``. When the answers
+    end, so does the stream, with status OK.
     """
 
     handshake: Callable[[Any], Any]
@@ -63,15 +54,10 @@ class ModelServiceCallbacks(ServiceCallbacks):
 
 
 class JoinPeer:
-    """The client of one Join call, as a callback sees it.
-
-    Attributes:
-        name: The client's address as gRPC names it, for logs.
-        capabilities: What it uses of ours, by name.
-    """
+    """The client of one Join call, as a callback sees it; ``capabilities`` are what it uses."""
 
     def __init__(self, context: grpc.ServicerContext) -> None:
-        self.name: str = context.peer()
+        self.name: str = context.peer()  # Its address as gRPC has it, for logs.
         named = dict(context.invocation_metadata()).get(CLIENT_CAPABILITIES_KEY, "")
         self.capabilities: frozenset[str] = frozenset(str(named).split(","))
         self._context = context

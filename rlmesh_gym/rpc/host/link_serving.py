@@ -71,11 +71,8 @@ class LinkPeer(JoinPeer):
 class LinkHost:
     """Accepts links at one socket path, each served by a daemon thread of its own.
 
-    Listens at ``path``, which is made here and removed by :meth:`stop`, and serves each call with
-    ``join``, whose errors with a ``status`` refuse. Clients must present ``token``, if it is given.
-
-    Raises:
-        OSError: The path cannot be bound.
+    Listens at ``path``, which is made here (or an OSError says why not) and removed by
+    :meth:`stop`; serves each call with ``join``, whose errors with a ``status`` refuse.
     """
 
     def __init__(self, path: str, join: Join, token: bytes | None) -> None:

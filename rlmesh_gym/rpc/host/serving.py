@@ -14,7 +14,7 @@ import grpc
 
 from rlmesh_gym.errors import ConfigurationError, StateError
 from rlmesh_gym.rpc.address import parse_bind_address
-from rlmesh_gym.rpc.client.channel import MESSAGE_OPTIONS
+from rlmesh_gym.rpc.client.connection import MESSAGE_OPTIONS
 from rlmesh_gym.rpc.config import TLSConfig, resolve_token
 from rlmesh_gym.rpc.host.callbacks import JoinPeer, Refused
 from rlmesh_gym.rpc.host.link_serving import LinkHost
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from rlmesh_gym.rpc.address import Address
-    from rlmesh_gym.rpc.client.channel import ChannelOptions
+    from rlmesh_gym.rpc.client.connection import ChannelOptions
     from rlmesh_gym.rpc.config import TLSLike
     from rlmesh_gym.rpc.host.callbacks import ServiceCallbacks
 
@@ -47,19 +47,7 @@ class GrpcHost:
     """A gRPC server for one service at one address.
 
     Every call runs on a daemon thread of its own, so that a blocked session delays no handshake and
-    no exit of the process.
-
-    Args:
-        service: What to serve.
-        address: See :func:`~rlmesh_gym.rpc.address.parse_bind_address`.
-        token: Ask every client for it; else ``RLMESH_GYM_TOKEN``, else none.
-        tls: Serve with this certificate.
-
-    Attributes:
-        address: The bound address, ``None`` before :meth:`start`.
-
-    Raises:
-        ConfigurationError: An address or option that cannot work.
+    no exit of the process. ``address`` is the bound one, ``None`` before :meth:`start`.
     """
 
     def __init__(
@@ -82,12 +70,7 @@ class GrpcHost:
         self._finalizer: weakref.finalize[Any, GrpcHost] | None = None
 
     def start(self) -> str:
-        """Listen; return the address for clients, ``tcp://host:port`` or ``unix:///path``.
-
-        Raises:
-            ConfigurationError: Something else listens there, or the address cannot be bound.
-            StateError: Started before.
-        """
+        """Listen, once; return the address for clients. A ConfigurationError says why it cannot."""
         if self.address is not None or self._is_stopped:
             raise StateError("a server starts once; make a new one")
         claim(self._bind)

@@ -43,20 +43,7 @@ class ResetWay(Enum):
 
 
 class EnvLanes:
-    """One env's part of the run.
-
-    Args:
-        group: Its lane engine, connected.
-        first: Number of its first lane in the run.
-        spec: The run, validated.
-
-    Attributes:
-        group: The lane engine.
-        lanes: Its lanes, as the run numbers them.
-        rows: The same as a slice.
-        mode: Its autoreset mode.
-        way: How its lanes come to their next episodes.
-    """
+    """One env's part of the run; ``lanes``, also as the slice ``rows``, are the run's numbers."""
 
     def __init__(self, group: EndpointGroup, first: int, spec: RuntimeSessionSpec) -> None:
         self.group = group
@@ -112,11 +99,7 @@ class EnvLanes:
     # Resets
 
     def due_resets(self, plan: RunPlan) -> list[int]:
-        """Return the lanes that must be reset before the next step, ascending.
-
-        Raises:
-            AutoresetError: Some lanes have ended and cannot be reset without the others.
-        """
+        """Return the lanes that must be reset before the next step, ascending."""
         playing = plan.playing
         if b"\0" not in playing[self.rows].tobytes():
             return []
@@ -189,12 +172,7 @@ class EnvLanes:
         )
 
     def start_step(self, actions: Leaves, plan: RunPlan) -> None:
-        """Send a step.
-
-        Args:
-            actions: One row per lane of the run.
-            plan: Says which lanes play; only those are stepped where lanes can be.
-        """
+        """Send a step, of a row per lane of the run, for those that play where lanes can be."""
         stepped = plan.playing[self.rows] if self.way is ResetWay.LANES else None
         rows = actions
         if len(self.lanes) < plan.num_lanes:
@@ -214,11 +192,7 @@ class EnvLanes:
 
 
 class LaneInfos:
-    """Infos of one call, looked at only for lanes that somebody asks about.
-
-    Args:
-        parts: As ``EndpointGroup.finish`` gives them.
-    """
+    """Infos of one call, looked at only for lanes that somebody asks about."""
 
     def __init__(self, parts: Sequence[tuple[Endpoint, InfoRows]]) -> None:
         self._parts = parts

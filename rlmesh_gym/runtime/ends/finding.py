@@ -1,13 +1,15 @@
-"""Whatever users have for an environment or a model, as an end of a run."""
+"""Whatever users have for an environment or a model, as an end of a run; and the envs connected."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from rlmesh_gym.codec import same_space
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
 from rlmesh_gym.env.drive.group import EndpointGroup
 from rlmesh_gym.env.open.sources import AddressSource, ConnectionOptions, GivenSession
@@ -15,18 +17,18 @@ from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.model import ModelHandler
 from rlmesh_gym.policy import RemotePolicy
 from rlmesh_gym.rpc import Timeouts
-from rlmesh_gym.runtime.ends.policies import SessionPolicy, WholePolicy
+from rlmesh_gym.runtime.ends.policies import RunPolicy, SessionPolicy, WholePolicy
 from rlmesh_gym.server.env.in_process import InProcessEnvSession
 from rlmesh_gym.server.env.served_lanes import ServedLanes
 from rlmesh_gym.server.env.served_vector import ServedVector
 from rlmesh_gym.server.model.in_process import InProcessModelSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from rlmesh_gym.env.open.sources import AnyEnvSession
     from rlmesh_gym.rpc import TLSLike
-    from rlmesh_gym.runtime.ends.policies import RunPolicy
+    from rlmesh_gym.runtime.cancellation import CancellationWatch
     from rlmesh_gym.runtime.spec import RuntimeLimits
 
 
@@ -35,25 +37,15 @@ _UNNAMED = "UnknownEnv-v1"
 
 @dataclass(frozen=True)
 class RunEnv:
-    """One env of a run.
+    """One env of a run; ``open`` connects, if that is still to be done."""
 
-    Attributes:
-        endpoints: Addresses, as far as they are known before it is open.
-        open: Connects, if that is still to be done, and returns the lane engine.
-        is_owner: The run closes what it opened.
-    """
-
-    endpoints: tuple[str, ...]
+    endpoints: tuple[str, ...]  # As far as they are known before it is open.
     open: Callable[[RuntimeLimits], EndpointGroup]
-    is_owner: bool = False
+    is_owner: bool = False  # The run closes what it opened.
 
 
 def find_envs(env: Any, *, token: str | None = None, tls: TLSLike = None) -> tuple[RunEnv, ...]:
-    """Return the envs of a run for one env, or for a list or tuple of them.
-
-    Raises:
-        ConfigurationError: One of them is nothing that a run takes, or is there twice.
-    """
+    """Return the envs of a run for one env, or for a list or tuple of them."""
     several = env if isinstance(env, (list, tuple)) else [env]
     objects = [one for one in several if not isinstance(one, str)]
     if len({id(one) for one in objects}) < len(objects):
@@ -130,19 +122,48 @@ def _name(env: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> str:
     return next((spec.id for spec in specs if spec is not None), _UNNAMED)
 
 
-def find_policy(policy: Any, *, token: str | None = None, tls: TLSLike = None) -> RunPolicy:
-    """Return the policy of a run.
+def connect(
+    envs: Sequence[RunEnv], limits: RuntimeLimits, watch: CancellationWatch
+) -> Iterator[tuple[RunEnv, EndpointGroup]]:
+    """Open the envs, each handed out as soon as it is there, so that it can be let go of."""
+    if not envs:
+        raise ConfigurationError("a run needs at least one env endpoint, got none")
+    for env in envs:
+        # Who does not answer is waited for elsewhere, and closed if the answer comes too late.
+        late = partial(_close_late, env, limits.close_timeout)
+        group = watch.run(partial(env.open, limits), late)
+        for endpoint in group.endpoints:
+            watch.add(endpoint.session)
+        yield env, group
 
-    Raises:
-        ConfigurationError: It is nothing that a run takes.
-    """
+
+def _close_late(env: RunEnv, timeout: float, group: EndpointGroup) -> None:
+    if env.is_owner:
+        group.close(timeout)
+
+
+def check_spaces(groups: Sequence[EndpointGroup]) -> None:
+    """Refuse envs whose spaces differ from those of the first one."""
+    first, *others = [group.endpoints[0] for group in groups]
+    for other in others:
+        for name in ("single_observation_space", "single_action_space"):
+            expected = getattr(first.session.contract, name)
+            found = getattr(other.session.contract, name)
+            if not same_space(expected, found):
+                raise ConfigurationError(
+                    f"all endpoints of a run serve the same spaces: {name} is {expected} at "
+                    f"{first.address} and {found} at {other.address}"
+                )
+
+
+def find_policy(policy: Any, *, token: str | None = None, tls: TLSLike = None) -> RunPolicy:
+    """Return the policy of a run for whatever a user has."""
     if isinstance(policy, str):
         return SessionPolicy(address=policy, token=token, tls=tls)
     if isinstance(policy, RemotePolicy):
         return WholePolicy(policy)
-    if _has_methods(policy, "open", "set_up", "act"):
-        end: RunPolicy = policy
-        return end
+    if isinstance(policy, RunPolicy):
+        return policy
     if _has_methods(policy, "resolve_adapter", "predict", "reset_adapter", "close"):
         return SessionPolicy(policy)
     if isinstance(policy, ModelHandler) or callable(policy):

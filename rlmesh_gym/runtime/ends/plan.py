@@ -17,14 +17,8 @@ if TYPE_CHECKING:
 class RunPlan:
     """What is planned for every lane of a run, and how far it has come.
 
-    Args:
-        spec: The run, validated.
-        num_lanes: Number of lanes over all endpoints.
-
-    Attributes:
-        num_lanes: Number of lanes.
-        playing: bool ``(n,)``; the lane is in an episode that counts, with an observation to act
-            on. A lane that does not play may still be stepped along with others.
+    A lane is ``playing`` in an episode that counts, with an observation to act on. One that is not
+    may still be stepped along with others.
     """
 
     def __init__(self, spec: RuntimeSessionSpec, num_lanes: int) -> None:
@@ -58,11 +52,7 @@ class RunPlan:
         return (self._begun[lane] - 1) * self.num_lanes + lane
 
     def begin(self, lane: int) -> bool:
-        """Note that the lane holds the first observation of a new episode.
-
-        Returns:
-            Whether the episode counts.
-        """
+        """Note that the lane holds the first observation of a new episode; whether it counts."""
         counts = self.has_next(lane)
         self._begun[lane] += 1
         self.playing[lane] = counts

@@ -27,42 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicySetup:
-    """What a policy is told of the run that it plays in.
-
-    Attributes:
-        spec: The run, validated.
-        run_id: Name of the run.
-        contract: What the first env endpoint serves.
-        codecs: Codecs of one observation and of one action.
-        num_lanes: Lanes of the run.
-        has_single_lanes: Whether the run resets each lane of every env by itself.
-        warn: Takes what the user should know.
-    """
+    """What a policy is told of the run that it plays in."""
 
     spec: RuntimeSessionSpec
     run_id: str
-    contract: EnvContract
-    codecs: tuple[SpaceCodec, SpaceCodec]
+    contract: EnvContract  # What the first env endpoint serves.
+    codecs: tuple[SpaceCodec, SpaceCodec]  # Of one observation and of one action.
     num_lanes: int
-    has_single_lanes: bool
+    has_single_lanes: bool  # The run resets each lane of every env by itself.
     warn: Callable[[str], None]
 
 
 class RunPolicy(ABC):
-    """The policy's end of a run.
-
-    Attributes:
-        endpoint: Its address, ``"local"`` in this process.
-        lanes: What asks the model and replays chunks; valid once set up.
-    """
+    """The policy's end of a run."""
 
     endpoint: str
-    lanes: LanePolicy
-
-    @property
-    def horizon(self) -> int | None:
-        """Horizon that the policy brings along; None where the run's counts."""
-        return None
+    lanes: LanePolicy  # Valid once set up.
+    horizon: int | None = None  # What the policy brings along; None where the run's counts.
 
     @abstractmethod
     def open(self, limits: RuntimeLimits) -> AnyModelSession:
@@ -70,12 +51,7 @@ class RunPolicy(ABC):
 
     @abstractmethod
     def set_up(self, setup: PolicySetup) -> None:
-        """Set the model up for the run.
-
-        Raises:
-            ConfigurationError: The policy does not go with the run.
-            RemoteError: The model refuses, or cannot be reached.
-        """
+        """Set the model up for the run, or refuse a run that the policy does not go with."""
 
     def act(self, observations: Leaves, bounds: Boundaries) -> Leaves:
         """Return the actions of all lanes; see ``LanePolicy.act``."""
@@ -91,14 +67,7 @@ class RunPolicy(ABC):
 
 
 class SessionPolicy(RunPolicy):
-    """A model behind a session: at an address, open already, or in this process.
-
-    Args:
-        session: The session, if there is one; it stays open. Else one is opened, and closed.
-        address: Where to open one.
-        token: What the endpoint asks for, else ``RLMESH_GYM_TOKEN``.
-        tls: How to encrypt.
-    """
+    """A model behind a session: one that was given and stays open, or one of its own."""
 
     def __init__(
         self,
@@ -186,26 +155,19 @@ class WholePolicy(RunPolicy, Episodes):
     """A :class:`~rlmesh_gym.RemotePolicy`, played exactly as a loop of the user's own would.
 
     Its schedule, its ensemble, its connection and its timeouts count, and a subclass's ``predict``
-    is called. Only where episodes begin and end is told by the run.
-
-    Args:
-        policy: The policy; it stays open.
+    is called. Only where episodes begin and end is told by the run. It stays open.
     """
 
     def __init__(self, policy: RemotePolicy) -> None:
         self.endpoint: str = policy.endpoint
         self.policy = policy
         self.lanes: LanePolicy = policy.lane_policy
+        self.horizon: int = policy.execution_horizon
         self._overrides = any(
             getattr(type(policy), name) is not getattr(RemotePolicy, name)
             for name in ("predict", "__call__")
         )
         self._bounds: Boundaries | None = None
-
-    @property
-    def horizon(self) -> int:
-        """The policy's own."""
-        return self.policy.execution_horizon
 
     def open(self, limits: RuntimeLimits) -> AnyModelSession:
         """Return the policy's session."""

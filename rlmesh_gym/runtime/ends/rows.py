@@ -9,13 +9,7 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """Some rows of a space. Never changed once made.
-
-    Args:
-        codec: Codec of the space.
-        leaves: The rows, which may be views of received bytes.
-        num_rows: How many.
-    """
+    """Some rows of a space, perhaps views of received bytes. Never changed once made."""
 
     __slots__ = ("_codec", "_leaves", "num_rows")
 

@@ -27,23 +27,13 @@ class RunWatcher:
 
     Steps of events are the run's own count, which a policy that goes on over several runs does not
     share.
-
-    Args:
-        context: The run.
-        codecs: Codecs of one observation and of one action.
-
-    Attributes:
-        tick: Number of the run's present step.
-        calls: Predictions answered.
-        rows: Rows in them.
-        most_frames: Most frames of one prediction that are executed; 0 before the first.
     """
 
     def __init__(self, context: RunContext, codecs: tuple[SpaceCodec, SpaceCodec]) -> None:
         self.tick: int = 0
-        self.calls: int = 0
-        self.rows: int = 0
-        self.most_frames: int = 0
+        self.calls: int = 0  # Predictions answered,
+        self.rows: int = 0  # rows in them,
+        self.most_frames: int = 0  # and most frames of one that are executed.
         self._context = context
         self._observation_codec, self._action_codec = codecs
         self._offset: int | None = None

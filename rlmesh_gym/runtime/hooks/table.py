@@ -128,10 +128,7 @@ def _overridden(hook: RuntimeHooks, name: str) -> Callable[[Any], Any] | None:
 
 
 def as_hooks(hooks: RuntimeHooks | Iterable[RuntimeHooks] | None) -> tuple[RuntimeHooks, ...]:
-    """The hooks of a run one by one, whether one was given, several or none.
-
-    A hook is whatever has a method of the right name; it need not be a :class:`RuntimeHooks`.
-    """
+    """The hooks of a run one by one; one is whatever has a method of the right name."""
     given: list[Any] = [] if hooks is None else [hooks]
     if not _is_hook(hooks) and isinstance(hooks, Iterable) and not isinstance(hooks, (str, bytes)):
         given = list(hooks)

@@ -236,11 +236,7 @@ def _distinct(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock the file until the descriptor is closed, where the system has such locks.
-
-    Raises:
-        BlockingIOError: Somebody else holds the lock.
-    """
+    """Lock the file until the descriptor is closed, where the system has such locks."""
     try:
         import fcntl  # noqa: PLC0415 - not on every system
 

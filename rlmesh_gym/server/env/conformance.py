@@ -49,11 +49,7 @@ class Conformance:
     def check(
         self, kind: Literal["action", "observation"], leaves: Leaves, lanes: Sequence[int] | None
     ) -> Warnings:
-        """Check decoded actions, or what the environment returned; errors name the lane.
-
-        Raises:
-            CodecError: A value that the space does not admit.
-        """
+        """Check decoded actions, or what the environment returned; errors name the lane."""
         codec = self._codecs[kind]
         found = codec.out_of_domain(leaves)
         if found:

@@ -53,12 +53,7 @@ _EXIT_SECONDS = 0.5
 
 
 def build(config: Mapping[str, Any]) -> Made:
-    """Make the vector that ``config`` asks for, or bare lanes where it names no autoreset mode.
-
-    Raises:
-        ConfigurationError: A key is missing, unknown or wrong.
-        Exception: Whatever ``gymnasium.make`` raises.
-    """
+    """Make the vector that ``config`` asks for, or bare lanes where it names no autoreset mode."""
     unknown = sorted(set(config) - _KEYS)
     if unknown:
         raise ConfigurationError(f"unknown keys {unknown}; there are {sorted(_KEYS)}")

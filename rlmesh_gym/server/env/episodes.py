@@ -93,13 +93,8 @@ class EpisodeBook:
     ) -> list[interaction_pb2.EpisodeMetadata]:
         """Count one step of ``lanes`` (None for all); return records of the episodes that ended.
 
-        Args:
-            lanes: Lanes that were stepped, one row of the arrays for each.
-            rewards: Shape ``(k,)``.
-            terminated: Likewise.
-            truncated: Likewise.
-            episode_ids: Ids of the step's request, one per lane of the whole vector.
-            final_info: Gives the info of the last step of the episode in a row of the arrays.
+        The arrays have a row per lane stepped, the request's ``episode_ids`` one for each lane of
+        the whole vector; ``final_info`` gives the last info of the episode in a row of the arrays.
         """
         with self._lock:
             if any_true(self._awaits_id):

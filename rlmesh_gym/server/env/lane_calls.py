@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from rlmesh_gym.threads import GrowingExecutor, Turns
 
@@ -27,15 +27,6 @@ _WEIGHT = 0.2
 """Of the newest calls in the running mean."""
 
 
-@dataclass(slots=True)
-class LaneResults(Generic[T]):
-    """What the calls gave, in the order asked, with their time together and the lanes' skew."""
-
-    values: list[T]
-    user_ns: int
-    skew_ns: int | None
-
-
 class LaneCalls:
     """Runs calls on lanes, at the same time where that saves time; ``overlap`` allows it."""
 
@@ -43,11 +34,13 @@ class LaneCalls:
         self._executor = GrowingExecutor("rlmesh_gym-lanes") if overlap else None
         self._mean_ns: dict[str, float] = {}
 
-    def run(self, verb: str, lanes: Sequence[int], call: Callable[[int, int], T]) -> LaneResults[T]:
+    def run(
+        self, verb: str, lanes: Sequence[int], call: Callable[[int, int], T]
+    ) -> tuple[list[T], int, int | None]:
         """Make ``call(row, lane)`` for every lane; each verb has its own mean time.
 
-        Raises:
-            BaseException: The first lane's failure, once all lanes are done.
+        Returns what they gave, their time together in nanoseconds and the lanes' skew; raises the
+        first lane's failure, once all lanes are done.
         """
         durations = [0] * len(lanes)
         failures: dict[int, BaseException] = {}
@@ -76,7 +69,7 @@ class LaneCalls:
         mean = sum(durations) / len(durations)
         self._mean_ns[verb] = mean + (1 - _WEIGHT) * (self._mean_ns.get(verb, mean) - mean)
         skew = max(durations) - min(durations) if len(durations) > 1 else None
-        return LaneResults(cast("list[T]", values), user_ns, skew)
+        return cast("list[T]", values), user_ns, skew
 
     def close(self) -> None:
         """Let the threads end."""

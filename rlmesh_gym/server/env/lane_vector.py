@@ -96,15 +96,13 @@ class LaneVector(SyncVectorEnv):
         """Step every lane, and reset those whose turn it is."""
         each = list(iterate(self.action_space, actions))
         if len(each) != self.num_envs:
-            message = f"expected {self.num_envs} actions, got {len(each)}"
-            raise ValueError(message)
+            raise ValueError(f"expected {self.num_envs} actions, got {len(each)}")
         next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         ended = self._ended.tolist()
         if self.autoreset_mode is AutoresetMode.DISABLED and any(ended):
             stale = [lane for lane, over in enumerate(ended) if over]
-            message = f"the episodes of lanes {stale} are over; reset them first"
-            raise ResetNeededError(message)
+            raise ResetNeededError(f"the episodes of lanes {stale} are over; reset them first")
         observations = self._lane_observations
         rewards = [0.0] * self.num_envs
         terminations = [False] * self.num_envs

@@ -23,7 +23,7 @@ from rlmesh_gym.server.env.conformance import Conformance
 from rlmesh_gym.server.env.episodes import EpisodeBook
 from rlmesh_gym.server.env.refusals import (
     ErrorCode,
-    RefusedError,
+    InBandError,
     check_roll,
     failure,
     invalid,
@@ -47,15 +47,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Reply:
-    """An answer and what it does to the stream.
+    """An answer and what it does to the stream."""
 
-    Attributes:
-        response: The answer; encoded already where its observation is large.
-        closes: The server ends the stream after it.
-    """
-
-    response: interaction_pb2.JoinResponse | bytes
-    closes: bool = False
+    response: interaction_pb2.JoinResponse | bytes  # Encoded already where it is large.
+    closes: bool = False  # The server ends the stream after it.
 
 
 def lanes_named(request: interaction_pb2.JoinRequest) -> Sequence[int]:
@@ -94,7 +89,7 @@ class Operations:
         try:
             verb: Verb = self._verbs.get(kind, _refuse_unknown)
             observation = verb(getattr(request, kind) if kind else None, response)
-        except RefusedError as refusal:
+        except InBandError as refusal:
             closes = self._refuse(refusal, response)
         except CodecError as error:  # What the client sent; all else is acted on within _call.
             closes = self._refuse(invalid(str(error)), response)
@@ -107,7 +102,7 @@ class Operations:
             return Reply(assemble(response, observation))
         return Reply(response, closes)
 
-    def _refuse(self, refusal: RefusedError, response: interaction_pb2.JoinResponse) -> bool:
+    def _refuse(self, refusal: InBandError, response: interaction_pb2.JoinResponse) -> bool:
         """Fill in the error; return whether it ends the stream."""
         error = response.error  # Setting it clears whatever the answer already held.
         error.code = refusal.code
@@ -185,7 +180,7 @@ class Operations:
             _check_time(request.timeout_ms, begun, "step")
             message = response.step
             observation = self._encode("step", message, outcome, lanes, warnings)
-        except RefusedError:
+        except InBandError:
             # Those episodes are over all the same; the next step tells.
             self._episodes.keep(records)
             raise
@@ -236,7 +231,7 @@ class Operations:
     ) -> None:
         edition = request.selected_workflow_edition
         if edition not in {"", EDITION}:
-            raise RefusedError(
+            raise InBandError(
                 ErrorCode.ENV_ERROR_CODE_INVALID_ACTION,
                 f"unknown workflow edition {edition!r}; this server speaks {EDITION}",
                 recoverable=False,
@@ -264,7 +259,7 @@ class Operations:
             return None  # Stepping is the environment's to judge; the session only looks on.
         waiting = self._episodes.awaits_reset()
         if waiting:
-            raise RefusedError(
+            raise InBandError(
                 ErrorCode.ENV_ERROR_CODE_INTERNAL,
                 f"step failed: lanes {waiting} have no active episode; reset first",
                 recoverable=False,
@@ -313,7 +308,7 @@ def _call(verb: str, lanes: Sequence[int] | None, call: Callable[[], T], *, cuts
 
 def _check_time(timeout_ms: int, begun_ns: int, verb: str) -> None:
     if timeout_ms and time.perf_counter_ns() - begun_ns > timeout_ms * 1_000_000:
-        raise RefusedError(
+        raise InBandError(
             ErrorCode.ENV_ERROR_CODE_TIMEOUT,
             f"{verb} took longer than {timeout_ms} ms; it was carried out, its result dropped",
         )

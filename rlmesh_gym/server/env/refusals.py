@@ -22,38 +22,32 @@ ErrorCode = interaction_pb2.EnvErrorCode
 
 
 @dataclass(eq=False)
-class RefusedError(Exception):
-    """A request that is answered with an in-band error.
-
-    Attributes:
-        recoverable: The session goes on as if the request had not been made.
-        lanes: Lanes that the request named; None for the whole vector.
-        cuts: The running episodes of those lanes end here.
-    """
+class InBandError(Exception):
+    """A request that is answered with an in-band error."""
 
     code: ErrorCode.ValueType
     message: str
-    recoverable: bool = True
+    recoverable: bool = True  # The session goes on as if the request had not been made.
     debug_info: str = ""
-    lanes: Sequence[int] | None = None
-    cuts: bool = False
+    lanes: Sequence[int] | None = None  # That the request named; None for the whole vector.
+    cuts: bool = False  # The running episodes of those lanes end here.
 
 
-def invalid(message: str) -> RefusedError:
+def invalid(message: str) -> InBandError:
     """Return the refusal of a request that names or sends something wrong."""
-    return RefusedError(ErrorCode.ENV_ERROR_CODE_INVALID_ACTION, message)
+    return InBandError(ErrorCode.ENV_ERROR_CODE_INVALID_ACTION, message)
 
 
-def unsupported(message: str) -> RefusedError:
+def unsupported(message: str) -> InBandError:
     """Return the refusal of a request for what this server or environment does not do."""
-    return RefusedError(ErrorCode.ENV_ERROR_CODE_UNSUPPORTED, message)
+    return InBandError(ErrorCode.ENV_ERROR_CODE_UNSUPPORTED, message)
 
 
 def check_roll(rolling: NDArray[np.bool_], outcome: Outcome) -> None:
     """Check that the lanes that a step was to reset (NEXT_STEP) have no reward or ending."""
     wrong = rolling & (outcome.terminated | outcome.truncated | (outcome.rewards != 0.0))
     if wrong.any():
-        raise RefusedError(
+        raise InBandError(
             ErrorCode.ENV_ERROR_CODE_INTERNAL,
             f"step failed: lanes {np.flatnonzero(wrong).tolist()} were to be reset by this step "
             "(NEXT_STEP), yet they have a reward or an ending",
@@ -64,9 +58,9 @@ def check_roll(rolling: NDArray[np.bool_], outcome: Outcome) -> None:
 
 def failure(
     what: str, error: BaseException, lanes: Sequence[int] | None, *, cuts: bool = True
-) -> RefusedError:
-    """Return the refusal for an exception, with its traceback; see :class:`RefusedError`."""
-    return RefusedError(
+) -> InBandError:
+    """Return the refusal for an exception, with its traceback; see :class:`InBandError`."""
+    return InBandError(
         ErrorCode.ENV_ERROR_CODE_INTERNAL,
         f"{what}: {type(error).__name__}: {error}",
         recoverable=False,

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_equal_spaces(envs: Sequence[gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
-    """Return the first env, whose spaces are everybody's.
-
-    Raises:
-        ConfigurationError: No envs, or their spaces differ.
-    """
+    """Return the first env, whose spaces are everybody's, or refuse them."""
     if not envs:
         raise ConfigurationError("a list of environments to serve must not be empty")
     first = envs[0]
@@ -38,11 +34,7 @@ def check_equal_spaces(envs: Sequence[gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
 
 
 def close_all(envs: Iterable[gym.Env[Any, Any]]) -> None:
-    """Close every environment, also when one of them fails to.
-
-    Raises:
-        BaseException: The first failure, ``SystemExit`` included.
-    """
+    """Close every environment, also when one fails to; the first failure is raised."""
     failure: BaseException | None = None
     for env in envs:
         try:
@@ -70,11 +62,7 @@ def detached(value: Any) -> Any:
 
 
 def as_reward(value: Any, lane: int) -> float:
-    """Read one lane's reward: anything with exactly one number in it.
-
-    Raises:
-        TypeError: ``value`` is no number, or holds none or several.
-    """
+    """Read one lane's reward: anything with exactly one number in it."""
     if type(value) is float:
         return value
     if isinstance(value, np.ndarray):
@@ -85,21 +73,15 @@ def as_reward(value: Any, lane: int) -> float:
             return float(value)
         except (TypeError, ValueError):
             pass
-    message = f"lane {lane}: the reward must be one number, got {value!r}"
-    raise TypeError(message)
+    raise TypeError(f"lane {lane}: the reward must be one number, got {value!r}")
 
 
 def as_flag(value: Any, name: str, lane: int) -> bool:
-    """Read ``terminated`` or ``truncated``: ``bool``, ``np.bool_`` or a bool array of one element.
-
-    Raises:
-        TypeError: ``value`` is anything else, an ``int`` included.
-    """
+    """Read ``terminated`` or ``truncated``: a bool, also numpy's or in an array; no ``int``."""
     if value is True or value is False:
         return value
     if isinstance(value, np.bool_) or (
         isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size == 1
     ):
         return bool(value)
-    message = f"lane {lane}: {name} must be a bool, got {value!r}"
-    raise TypeError(message)
+    raise TypeError(f"lane {lane}: {name} must be a bool, got {value!r}")

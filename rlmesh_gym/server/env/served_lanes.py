@@ -31,11 +31,8 @@ _LEGACY_RESULT = 4
 class ServedLanes(ServedEnv):
     """Scalar envs with equal spaces, DISABLED autoreset; one of them makes a single endpoint.
 
-    Args:
-        envs: The lanes; this object closes them.
-        env_id: Name that the contract announces.
-        overlap: Lanes may be at work at the same time, on threads of their own; they are where
-            a call takes long enough to be worth it.
+    This object closes them. With ``overlap`` they may be at work at the same time, on threads of
+    their own; they are where a call takes long enough to be worth it.
     """
 
     has_lane_operations = True
@@ -71,12 +68,12 @@ class ServedLanes(ServedEnv):
             return self.envs[lane].reset(seed=seed, options=options)
 
         named = range(len(self.envs)) if lanes is None else lanes
-        done = self._calls.run("reset", named, reset)
+        results, user_ns, skew_ns = self._calls.run("reset", named, reset)
         return Outcome(
-            self._rows([observation for observation, _ in done.values], named),
-            [info for _, info in done.values],
-            user_ns=done.user_ns,
-            lane_skew_ns=done.skew_ns,
+            self._rows([observation for observation, _ in results], named),
+            [info for _, info in results],
+            user_ns=user_ns,
+            lane_skew_ns=skew_ns,
         )
 
     def step(self, lanes: Lanes, action: Leaves) -> Outcome:
@@ -86,10 +83,12 @@ class ServedLanes(ServedEnv):
             actions = list(action[0])  # Numpy integers already; many lanes feel the rest.
         else:
             actions = [self.action_codec.unflatten_row(action, row) for row in range(len(named))]
-        done = self._calls.run("step", named, lambda row, lane: self.envs[lane].step(actions[row]))
+        results, user_ns, skew_ns = self._calls.run(
+            "step", named, lambda row, lane: self.envs[lane].step(actions[row])
+        )
         observations, infos = [], []
         rewards, terminated, truncated = [], [], []
-        for lane, result in zip(named, done.values, strict=True):
+        for lane, result in zip(named, results, strict=True):
             five = _modern(result, lane) if len(result) == _LEGACY_RESULT else result
             observation, reward, ended, cut, info = five
             observations.append(observation)
@@ -103,8 +102,8 @@ class ServedLanes(ServedEnv):
             np.array(rewards, dtype=np.float64),
             np.array(terminated, dtype=np.bool_),
             np.array(truncated, dtype=np.bool_),
-            user_ns=done.user_ns,
-            lane_skew_ns=done.skew_ns,
+            user_ns=user_ns,
+            lane_skew_ns=skew_ns,
         )
 
     def render(self, lane: int) -> Any:

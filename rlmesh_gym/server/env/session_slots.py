@@ -73,11 +73,7 @@ class SessionSlots:
         self.last_activity: float = time.monotonic()
 
     def take(self, peer: JoinPeer, *, hold: bool = False) -> Lease:
-        """Return a lease for ``peer``; ``hold`` keeps it until it is released.
-
-        Raises:
-            Refused: All slots are taken, or the server is stopping.
-        """
+        """Return a lease for ``peer``, or refuse; ``hold`` keeps it until it is released."""
         with self.changed:
             if not self.changed.wait_for(self._has_room, _GRACE_SECONDS):
                 self.changed.wait_for(

@@ -79,11 +79,7 @@ class EnvSource:
             self.capabilities.append(FINAL_OBS)
 
     def contract_for(self, capabilities: Mapping[str, str]) -> env_contract_pb2.EnvContract:
-        """Return the contract in the form that a client with these capabilities reads.
-
-        Raises:
-            UnsupportedSpaceError: There is none.
-        """
+        """Return the contract in a client's form; an UnsupportedSpaceError says there is none."""
         if capabilities.get(SPACES) == "true":
             return self._contract
         contract = env_contract_pb2.EnvContract()
@@ -92,11 +88,7 @@ class EnvSource:
         return contract
 
     def take(self) -> ServedEnv:
-        """Return the environment for a new session.
-
-        Raises:
-            ConfigurationError: A newly built one does not fit the contract announced.
-        """
+        """Return the environment for a new session; a new one must fit the contract announced."""
         if not self.is_per_session:
             if self._spare is None:
                 raise ConfigurationError("the environment is closed")

@@ -14,7 +14,7 @@ from rlmesh_gym.rpc import EDITION
 from rlmesh_gym.server.model.answers import check_needs
 from rlmesh_gym.server.model.faults import invalid, model_raised
 from rlmesh_gym.server.model.routes import Route
-from rlmesh_gym.server.model.service import Exchange, check_context
+from rlmesh_gym.server.model.service import ModelCall, check_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-class Resolve(Exchange):
+class Resolve(ModelCall):
     """ResolveAdapter: an upsert, which also forgets the steps delivered so far."""
 
     operation = "resolve_adapter"
@@ -38,8 +38,11 @@ class Resolve(Exchange):
         env_id = check_context(request.context, self.operation)
         edition = request.selected_workflow_edition
         if edition not in ("", EDITION):
-            message = f"resolve_adapter: edition {edition!r} is not spoken here, expected {EDITION}"
-            raise invalid(message, recoverable=False, env_id=env_id)
+            raise invalid(
+                f"resolve_adapter: edition {edition!r} is not spoken here, expected {EDITION}",
+                recoverable=False,
+                env_id=env_id,
+            )
         options = ResolveOptions(request.execution_horizon or 1, request.delivers_history)
         if options.execution_horizon > MAX_EXECUTION_HORIZON:
             message = (
@@ -49,13 +52,17 @@ class Resolve(Exchange):
             raise invalid(message, env_id=env_id)
         self._make_room(env_id)
         if not request.HasField("env_spec"):
-            message = "resolve_adapter: env_spec is missing; it holds the spaces"
-            raise invalid(message, recoverable=False, env_id=env_id)
+            raise invalid(
+                "resolve_adapter: env_spec is missing; it holds the spaces",
+                recoverable=False,
+                env_id=env_id,
+            )
         try:
             contract = decode_env_spec(request.env_spec)
         except CodecError as error:
-            message = f"resolve_adapter: env_spec is malformed: {error}"
-            raise invalid(message, recoverable=False, env_id=env_id) from error
+            raise invalid(
+                f"resolve_adapter: env_spec is malformed: {error}", recoverable=False, env_id=env_id
+            ) from error
         needs = self._set_up(env_id, contract, options)
         route = Route(
             ModelRoute(env_id, contract, options, needs),
@@ -102,7 +109,7 @@ class Resolve(Exchange):
         release(self.service, self.client, orphan, "its client is gone", lambda _: None)
 
 
-class _Ending(Exchange):
+class _Ending(ModelCall):
     """What ends for a model: every part is told, also after one has failed."""
 
     _failure: BaseException | None = None

@@ -13,7 +13,7 @@ from rlmesh_gym.rpc import HistoryRows
 from rlmesh_gym.server.model.actions import detached
 from rlmesh_gym.server.model.answers import make_observation, prediction_failed, read_frames
 from rlmesh_gym.server.model.faults import encode_fault, invalid
-from rlmesh_gym.server.model.service import Exchange, check_context
+from rlmesh_gym.server.model.service import ModelCall, check_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.server.model.service import Client, ModelService
 
 
-class Predict(Exchange):
+class Predict(ModelCall):
     """Predict: one batch of rows to actions. Decode, call the handler, encode."""
 
     operation = "predict"
@@ -108,10 +108,9 @@ class GroupedPredict(Predict):
         """Call predict_grouped."""
         results = list(self.service.handler.predict_grouped(observations))
         if len(results) != len(observations):
-            message = (
+            raise ValueError(
                 f"predict_grouped returned {len(results)} results for {len(observations)} groups"
-            )
-            raise ValueError(message)  # Counts as the handler's exception.
+            )  # Counts as the handler's exception.
         return results
 
     def encode(self) -> None:

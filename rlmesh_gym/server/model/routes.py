@@ -43,13 +43,9 @@ class StepTracker:
     ) -> dict[str, int]:
         """Return the last step of every episode in a request, for :meth:`commit`.
 
-        Args:
-            rows: ``(step, episode ids)`` of each history frame in the order sent, and last of the
-                request's own rows.
-            staged: Steps checked earlier but not committed, as within one grouped request.
-
-        Raises:
-            ModelError: INVALID_REQUEST for a gap, a repeat or rows out of order.
+        ``rows`` are step and episode ids of each history frame in the order sent, and last of the
+        request's own rows; ``staged`` are steps checked earlier but not committed, as within one
+        grouped request. A gap, a repeat or rows out of order are refused.
         """
         steps: dict[str, int] = {}
         last = self._last
@@ -123,8 +119,11 @@ class Route:
         if self.tracker is None:
             return
         if observation.step is None:
-            message = "predict: step is missing; a route with observation history needs it"
-            raise invalid(message, env_id=self.env_id, episode_ids=observation.episode_ids)
+            raise invalid(
+                "predict: step is missing; a route with observation history needs it",
+                env_id=self.env_id,
+                episode_ids=observation.episode_ids,
+            )
         steps = self.tracker.check(_steps(observation), staged=staged)
         if staged is not None:
             staged.update(steps)

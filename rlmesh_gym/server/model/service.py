@@ -38,7 +38,7 @@ class ModelService:
         self.handler = handler
         self.setup: ModelRouteSetup | None = handler.route_setup()
         self.routes: RouteTable = RouteTable(max_adapters)
-        self.order: Turns[Exchange] = Turns()
+        self.order: Turns[ModelCall] = Turns()
         self.model_thread: DedicatedThread = DedicatedThread("rlmesh_gym-model")
         self.workers: GrowingExecutor = GrowingExecutor("rlmesh_gym-model-worker")
         self.last_activity: float = time.monotonic()
@@ -47,24 +47,24 @@ class ModelService:
         self._drains: set[Callable[[], None]] = set()
         self._stopping = False
 
-    def dispatch(self, exchange: Exchange) -> None:
+    def dispatch(self, call: ModelCall) -> None:
         """Take a request in; it starts when its turn comes."""
         with self._lock:
             self.in_flight += 1
-        if self.order.enter(exchange):
-            if exchange.brief:
-                exchange.start()
+        if self.order.enter(call):
+            if call.brief:
+                call.start()
             else:
-                self.workers.run(exchange.start)
+                self.workers.run(call.start)
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, call: ModelCall) -> None:
         """Hand an answer over and let the next requests have their turn."""
         with self._lock:
-            exchange.response.in_flight = min(self.in_flight, _UINT32_MAX)
+            call.response.in_flight = min(self.in_flight, _UINT32_MAX)
             self.in_flight -= 1
         self.last_activity = time.monotonic()
-        exchange.deliver(exchange.response)
-        for ready in self.order.leave(exchange):
+        call.deliver(call.response)
+        for ready in self.order.leave(call):
             self.workers.run(ready.start)
 
     def read_model(self, response: interaction_pb2.JoinResponse) -> None:
@@ -116,17 +116,13 @@ class ModelService:
 
 
 class Client:
-    """Who sends the requests of one stream. It does not know the stream, which it outlives.
-
-    Attributes:
-        over: Set when the stream has ended, by its client's wish or not.
-        sessions: The owners of this client's routes.
-    """
+    """Who sends the requests of one stream. It does not know the stream, which it outlives."""
 
     def __init__(self) -> None:
+        # Set when the stream has ended, by its client's wish or not.
         self.over: threading.Event = threading.Event()
         self._token = object()
-        self.sessions: set[object] = {self._token}
+        self.sessions: set[object] = {self._token}  # The owners of this client's routes.
 
     def owner(self, context: interaction_pb2.AdapterContext) -> object:
         """Name the session of a request: the client's name for it, or else this stream."""
@@ -144,26 +140,22 @@ class Client:
 def check_context(context: interaction_pb2.AdapterContext, operation: str) -> str:
     """Return the env id of a request, which must have one."""
     if not context.env_id:
-        message = f"{operation}: context.env_id is empty; it names the environment"
-        raise invalid(message, recoverable=False)
+        raise invalid(
+            f"{operation}: context.env_id is empty; it names the environment", recoverable=False
+        )
     return context.env_id
 
 
-class Exchange:
+class ModelCall:
     """One request of ``client``, or one that its end caused, and the answer.
 
     ``start`` is called once, when it is this request's turn at all its environments; the turn ends
-    with the answer.
-
-    Attributes:
-        keys: The environments whose order the request takes part in.
-        brief: ``start`` is short and never runs user code, so that the reader may run it itself.
-        skippable: Pointless once its stream is gone.
+    with the answer. ``keys`` are the environments whose order it takes part in.
     """
 
     operation: ClassVar[str]  # As the wire names the kind of request.
-    brief = False
-    skippable: ClassVar[bool] = False
+    brief = False  # ``start`` is short and runs no user code, so that the reader may run it itself.
+    skippable: ClassVar[bool] = False  # Pointless once its stream is gone.
 
     def __init__(
         self,
@@ -224,7 +216,7 @@ class Exchange:
         raise NotImplementedError
 
 
-class Unknown(Exchange):
+class Unknown(ModelCall):
     """A request without a kind, or with one from a later edition."""
 
     operation = "request"

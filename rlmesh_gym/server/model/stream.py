@@ -17,7 +17,7 @@ from rlmesh_gym.rpc import Refused
 from rlmesh_gym.server.model.adapters import Release, Reset, Resolve, release
 from rlmesh_gym.server.model.faults import closed, encode_fault
 from rlmesh_gym.server.model.predict import GroupedPredict, Predict
-from rlmesh_gym.server.model.service import Client, Exchange, Unknown
+from rlmesh_gym.server.model.service import Client, ModelCall, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ _PATIENCE = 0.0005
 """Seconds that the reader leaves the interpreter to the only request in work. Short ones are
 answered by then, and do not share the interpreter with the look for the next."""
 
-_KINDS: dict[str | None, type[Exchange]] = {
+_KINDS: dict[str | None, type[ModelCall]] = {
     kind.operation: kind for kind in (Resolve, Predict, GroupedPredict, Reset, Release)
 }
 

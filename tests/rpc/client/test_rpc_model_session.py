@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as pb
 from rlmesh_gym.codec import encode_env_spec
 from rlmesh_gym.errors import ClosedError, ModelError, UnavailableError
-from rlmesh_gym.rpc import HistoryRows, JoinPeer, ModelSession, model_error
+from rlmesh_gym.rpc import HistoryRows, JoinPeer, ModelSession
+from rlmesh_gym.rpc.services import MODEL
 from tests.rpc.raw_endpoints import CONTRACT, OBSERVATION, model_host
 
 if TYPE_CHECKING:
@@ -115,7 +117,11 @@ def test_in_band_error() -> None:
 def test_error_of_a_later_edition() -> None:
     message = pb.ModelError(message="?")
     message.code = 99  # type: ignore[assignment]
-    assert model_error(message, endpoint="e", operation="predict").code == "UNKNOWN_99"
+    context = SimpleNamespace(env_id="env", episode_ids=())
+    pending = SimpleNamespace(endpoint="e", operation="predict", context=context)
+    error = MODEL.error(message, pending)
+    assert isinstance(error, ModelError)
+    assert error.code == "UNKNOWN_99"
 
 
 def test_the_stream_is_opened_again() -> None:
