@@ -70,7 +70,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
             )
         self.envs = envs
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
-        self.metadata = dict(envs.metadata)
+        self.metadata: dict[str, Any] = dict(envs.metadata)
         self.metadata.pop("autoreset_mode", None)
         self._actions: Any = None
 

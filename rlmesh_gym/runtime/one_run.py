@@ -55,26 +55,27 @@ class OneRun:
         policy: RunPolicy,
         hooks: Sequence[RuntimeHooks],
     ) -> None:
-        self.spec = spec
+        self.spec: RuntimeSessionSpec = spec
         self.envs = envs
         self.policy = policy
-        self.run_id = str(uuid6.uuid7())
-        self.env_id = ""
-        self.hooks = HookTable(hooks, self._log_event)
-        self.telemetry = Telemetry(spec.session_id, run_id=self.run_id)
-        self.shares = TimeShares()
+        self.run_id: str = str(uuid6.uuid7())
+        self.env_id: str = ""
+        self.hooks: HookTable = HookTable(hooks, self._log_event)
+        self.telemetry: Telemetry = Telemetry(spec.session_id, run_id=self.run_id)
+        self.shares: TimeShares = TimeShares()
         self.owned: list[EndpointGroup] = []
         self.lanes: list[EnvLanes] = []
         self.plan: EpisodePlan | None = None
         self.watcher: RunWatcher | None = None
         self.loop: RunLoop | None = None
         self.ticker: TelemetryTicker | None = None
-        self.is_valid = False
-        self.is_resolving = False
-        self.stop_reason = self.release_reason = "failed"
-        self.started_at = time.time()
-        self.began = time.monotonic()
-        self.loop_duration = 0.0
+        self.is_valid: bool = False
+        self.is_resolving: bool = False
+        self.stop_reason: str = "failed"
+        self.release_reason: str = "failed"
+        self.started_at: float = time.time()
+        self.began: float = time.monotonic()
+        self.loop_duration: float = 0.0
 
     @property
     def identity(self) -> tuple[str, str, str]:

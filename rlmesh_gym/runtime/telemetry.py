@@ -78,9 +78,9 @@ class Reservoir:
     def __init__(self, capacity: int, rng: np.random.Generator) -> None:
         self._capacity = capacity
         self._rng = rng
-        self.samples = np.empty(0)
-        self.count = 0
-        self.total = 0.0
+        self.samples: NDArray[np.float64] = np.empty(0)
+        self.count: int = 0
+        self.total: float = 0.0
 
     def extend(self, values: NDArray[np.float64]) -> None:
         """Take samples in; every sample so far is kept with equal chance."""

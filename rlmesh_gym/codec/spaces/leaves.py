@@ -43,10 +43,10 @@ class Leaf:
         self, space: spaces.Space[Any], path: str, dtype: np.dtype[Any], wire: np.dtype[Any]
     ) -> None:
         self.path = path
-        self.shape = tuple(space.shape or ())
-        self.dtype = dtype.newbyteorder("=")
-        self.wire = wire_dtype(wire)
-        self.row_bytes = wire.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        self.shape: tuple[int, ...] = tuple(space.shape or ())
+        self.dtype: np.dtype[Any] = dtype.newbyteorder("=")
+        self.wire: np.dtype[Any] = wire_dtype(wire)
+        self.row_bytes: int = wire.itemsize * int(np.prod(self.shape, dtype=np.int64))
         self.domain = domain_check(space)
         self.bounds = bounds_check(space)
         # A Discrete space may count in int32 while the wire always counts in int64.

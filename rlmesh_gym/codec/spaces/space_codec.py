@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from rlmesh_gym._proto.spaces.v1 import spaces_pb2
     from rlmesh_gym.codec.spaces.leaves import Leaf
 
 
@@ -70,7 +71,8 @@ class SpaceCodec:
             UnsupportedSpaceError: The space, or one inside it, is not supported by the protocol.
         """
         self.space = space
-        self.spec = encode_space(space, path)  # refuses all that has no wire form
+        # Refuses all that has no wire form.
+        self.spec: spaces_pb2.SpaceSpec = encode_space(space, path)
         found: list[tuple[str, spaces.Space[Any]]] = []
         self._structure = compile_structure(space, path, found)
         self._leaves = tuple(compile_leaf(child, where) for where, child in found)
@@ -78,7 +80,7 @@ class SpaceCodec:
         self._path = path
         if any(leaf.row_bytes >= _LARGE_ROW_BYTES for leaf in self._leaves):
             _keep_large_blocks()
-        self.paths = tuple(where for where, _ in found)
+        self.paths: tuple[str, ...] = tuple(where for where, _ in found)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.space})"

@@ -56,7 +56,7 @@ class EmbeddedServer(Source):
                 f"env_id={env_id!r}: the environment's keyword arguments must be plain data "
                 f"(numbers, text, lists, dicts) to reach the child process: {error}"
             ) from error
-        self.label = f"embedded {env_id}"
+        self.label: str = f"embedded {env_id}"
         self._options = options
         self._child: _Child | None = None
         self._has_served = False

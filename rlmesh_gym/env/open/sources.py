@@ -129,7 +129,7 @@ class GivenSession(Source):
     """A session that somebody else has opened, and closes."""
 
     def __init__(self, session: AnyEnvSession) -> None:
-        self.label = session.endpoint
+        self.label: str = session.endpoint
         self._session = session
 
     def open(self) -> AnyEnvSession:

@@ -90,9 +90,9 @@ class Connection:
         timeouts: TimeoutsLike,
         link: str | None = None,
     ) -> None:
-        self.address = parse_address(address)
-        self.endpoint = self.address.display
-        self.timeouts = Timeouts.from_value(timeouts)
+        self.address: Address = parse_address(address)
+        self.endpoint: str = self.address.display
+        self.timeouts: Timeouts = Timeouts.from_value(timeouts)
         self.stream: JoinStream | None = None
         self.lock: threading.RLock = threading.RLock()
         self._service = service
@@ -103,7 +103,7 @@ class Connection:
         self.join_metadata: tuple[tuple[str, str], ...] = ()
         self._link = None if link is None else (link, token)
         self._pid = os.getpid()
-        self.is_closed = False
+        self.is_closed: bool = False
         self._channel = _open_channel(self.address, self._tls)
         _live.add(self)
 

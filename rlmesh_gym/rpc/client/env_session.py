@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.codec import EnvContract
     from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.client.stream import JoinStream
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
@@ -57,7 +58,7 @@ class EnvSession(Session):
             text = "the handshake came without a contract; the endpoint breaks the protocol"
             raise ProtocolError(text, endpoint=self.endpoint, operation="handshake")
         try:
-            self.contract = decode_contract(response.env_contract)
+            self.contract: EnvContract = decode_contract(response.env_contract)
         except CodecError as error:
             text = f"the contract cannot be read: {error}"
             raise ProtocolError(text, endpoint=self.endpoint, operation="handshake") from error

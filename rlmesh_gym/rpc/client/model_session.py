@@ -60,7 +60,7 @@ class ModelSession(Session):
 
     def __init__(self, connection: Connection, response: service_pb2.HandshakeResponse) -> None:
         super().__init__(connection, response)
-        self.session_id = f"rlmesh-gym-{uuid.uuid4()}"
+        self.session_id: str = f"rlmesh-gym-{uuid.uuid4()}"
         self._request_ids = itertools.count(1)
 
     @classmethod

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.errors import Error
     from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.client.stream import JoinStream
+    from rlmesh_gym.rpc.config import Timeouts
 
 
 class Session:
@@ -32,10 +33,10 @@ class Session:
     client_capabilities: ClassVar[tuple[str, ...]]
 
     def __init__(self, connection: Connection, response: Any) -> None:
-        self.endpoint = connection.endpoint
-        self.timeouts = connection.timeouts
+        self.endpoint: str = connection.endpoint
+        self.timeouts: Timeouts = connection.timeouts
         self.capabilities: dict[str, str] = dict(response.base.capabilities)
-        self.peer = response.base.peer_info
+        self.peer: Any = response.base.peer_info
         self._connection = connection
         self._interruption: Error | None = None
         self._finalizer = weakref.finalize(self, Connection.abandon, connection)

@@ -51,7 +51,7 @@ class JoinStream:
     ) -> None:
         self.endpoint = endpoint
         self.error: Error | None = None  # What ended it.
-        self.is_open = True
+        self.is_open: bool = True
         self._service = service
         self._ids = itertools.count(1)
         self._pendings: dict[str, Pending[Any]] = {}

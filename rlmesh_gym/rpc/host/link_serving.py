@@ -34,7 +34,7 @@ class LinkPeer(JoinPeer):
     """The client of one call over a link."""
 
     name = "unix:"
-    capabilities = frozenset({ARRAYS})  # Both ends of a link are one release.
+    capabilities: frozenset[str] = frozenset({ARRAYS})  # Both ends of a link are one release.
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock

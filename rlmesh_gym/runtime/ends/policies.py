@@ -161,8 +161,8 @@ class WholePolicy(RunPolicy, Episodes):
     def __init__(self, policy: RemotePolicy) -> None:
         self.endpoint: str = policy.endpoint
         self.policy = policy
-        self.lanes = policy.lane_policy
-        self.horizon = policy.execution_horizon
+        self.lanes: LanePolicy = policy.lane_policy
+        self.horizon: int = policy.execution_horizon
         self._overrides = any(
             getattr(type(policy), name) is not getattr(RemotePolicy, name)
             for name in ("predict", "__call__")

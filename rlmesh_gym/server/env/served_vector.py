@@ -69,8 +69,8 @@ class ServedVector(ServedEnv):
         self.envs: VectorEnv[Any, Any, Any] = envs
         if not in_process and type(envs) is SyncVectorEnv and envs.observation_mode == "same":
             self.envs = LaneVector(envs.envs, autoreset_mode=mode, copy=False)
-        self.observation_codec = SpaceCodec(envs.single_observation_space)
-        self.action_codec = SpaceCodec(envs.single_action_space)
+        self.observation_codec: SpaceCodec = SpaceCodec(envs.single_observation_space)
+        self.action_codec: SpaceCodec = SpaceCodec(envs.single_action_space)
         if not in_process:
             _refuse_spaces_per_lane(envs)
         self.contract: EnvContract = EnvContract(

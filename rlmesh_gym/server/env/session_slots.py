@@ -70,7 +70,7 @@ class SessionSlots:
         self.changed: threading.Condition = threading.Condition(threading.RLock())
         self._leases: list[Lease] = []
         self._is_closed = False
-        self.last_activity = time.monotonic()
+        self.last_activity: float = time.monotonic()
 
     def take(self, peer: JoinPeer, *, hold: bool = False) -> Lease:
         """Return a lease for ``peer``, or refuse; ``hold`` keeps it until it is released."""

@@ -89,7 +89,9 @@ class GroupedPredict(Predict):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.keys = tuple(dict.fromkeys(group.context.env_id for group in self.request.groups))
+        self.keys: tuple[str, ...] = tuple(
+            dict.fromkeys(group.context.env_id for group in self.request.groups)
+        )
 
     def decode(self) -> None:
         """A job for each group that fits."""

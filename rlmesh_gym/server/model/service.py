@@ -37,13 +37,13 @@ class ModelService:
     def __init__(self, handler: ModelHandler, *, max_adapters: int) -> None:
         self.handler = handler
         self.setup: ModelRouteSetup | None = handler.route_setup()
-        self.routes = RouteTable(max_adapters)
+        self.routes: RouteTable = RouteTable(max_adapters)
         self.order: Turns[ModelCall] = Turns()
-        self.model_thread = DedicatedThread("rlmesh_gym-model")
-        self.workers = GrowingExecutor("rlmesh_gym-model-worker")
-        self.last_activity = time.monotonic()
+        self.model_thread: DedicatedThread = DedicatedThread("rlmesh_gym-model")
+        self.workers: GrowingExecutor = GrowingExecutor("rlmesh_gym-model-worker")
+        self.last_activity: float = time.monotonic()
         self._lock = threading.Lock()
-        self.in_flight = 0  # Requests that have come and are not answered yet.
+        self.in_flight: int = 0  # Requests that have come and are not answered yet.
         self._drains: set[Callable[[], None]] = set()
         self._stopping = False
 
@@ -119,7 +119,8 @@ class Client:
     """Who sends the requests of one stream. It does not know the stream, which it outlives."""
 
     def __init__(self) -> None:
-        self.over = threading.Event()  # Set when the stream has ended, by its client's wish or not.
+        # Set when the stream has ended, by its client's wish or not.
+        self.over: threading.Event = threading.Event()
         self._token = object()
         self.sessions: set[object] = {self._token}  # The owners of this client's routes.
 
@@ -171,7 +172,9 @@ class ModelCall:
         context = getattr(self.request, "context", None)
         self.keys: tuple[str, ...] = () if context is None else (context.env_id,)
         self.ahead = 0
-        self.response = interaction_pb2.JoinResponse(request_id=request.request_id)
+        self.response: interaction_pb2.JoinResponse = interaction_pb2.JoinResponse(
+            request_id=request.request_id
+        )
         self._received_ns = received_ns
         self._queue_ns = 0
 
