@@ -100,8 +100,8 @@ def wrong_service(details: str, *, endpoint: str, kind: str, is_other_kind: bool
         message = f"this is {_ENDPOINT[other]} where {_ENDPOINT[kind]} is expected; {_USE[other]}"
     else:
         message = (
-            f"a gRPC server answers, but it is not an rlmesh {kind} endpoint ({details}); check the "
-            "address"
+            f"a gRPC server answers, but it is not an rlmesh {kind} endpoint ({details}); check "
+            "the address"
         )
     return ProtocolError(message, endpoint=endpoint, operation="handshake")
 

@@ -115,7 +115,7 @@ class ActionChunkReplay:
     def __init__(self, num_lanes: int, horizon: int, template: Leaves) -> None:
         if num_lanes < 1 or horizon < 1:
             raise ConfigurationError(
-                f"num_lanes and horizon must be at least 1, got {num_lanes} lanes and horizon {horizon}"
+                f"num_lanes and horizon must be at least 1, got {num_lanes} and {horizon}"
             )
         if any(leaf.ndim < 1 for leaf in template):
             raise ConfigurationError("every leaf of the template needs a row axis, got a 0-d array")
@@ -216,8 +216,8 @@ class ActionChunkReplay:
         too_many = bool(chunk) and (available > frames).any()
         if too_many or (available < 0).any() or (skipped < 0).any():
             raise ConfigurationError(
-                f"counts must be in 0..{frames if chunk else None} and skip must not be negative, got "
-                f"counts={available.tolist()} and skip={skipped.tolist()}"
+                f"counts must be in 0..{frames if chunk else None} and skip must not be negative, "
+                f"got counts={available.tolist()} and skip={skipped.tolist()}"
             )
         end = np.minimum(np.broadcast_to(available, num_rows), self.horizon)
         return np.broadcast_to(skipped, num_rows).astype(np.intp), end.astype(np.intp)
