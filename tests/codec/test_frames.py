@@ -95,5 +95,5 @@ def claiming(width: int, height: int) -> bytes:
     [b"", b"\x89PNG", b"GIF89a", encode_png(RGB)[:45], claiming(30_000, 30_000)],  # type: ignore[index]
 )
 def test_what_is_no_png(data: bytes) -> None:
-    with pytest.raises(ProtocolError, match="tcp://h:1: render: the frame is no PNG"):
+    with pytest.raises(ProtocolError, match="tcp://h:1: render: the frame is not a PNG"):
         decode_png(data, "tcp://h:1")

@@ -168,7 +168,7 @@ def test_an_interrupt_anywhere_leaves_the_env_usable(
                 envs.step([2] * 4)
         if place in {"sending", "reading"}:
             # Nobody knows what became of its half of the step.
-            with pytest.raises(ResetNeededError, match="interrupted"):
+            with pytest.raises(ResetNeededError, match="to reconnect"):
                 envs.step([3] * 4)
             assert envs.lane_phases == (LanePhase.RUNNING,) * 2 + (LanePhase.ENDED,) * 2
             envs.reset()

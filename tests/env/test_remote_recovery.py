@@ -239,7 +239,7 @@ def test_a_dead_server_is_one_clear_error() -> None:
         assert caught.value.endpoint == server.address
         assert server.address in str(caught.value)
         assert [record.episode_id for record in envs.episodes.interrupted] == list(ids)
-        with pytest.raises(ResetNeededError, match=r"call reset\(\) first"):
+        with pytest.raises(ResetNeededError, match=r"call reset\(\) to reconnect"):
             envs.step([0, 0])
         with pytest.raises(UnavailableError):
             envs.reset()

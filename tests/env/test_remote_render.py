@@ -124,7 +124,7 @@ def test_no_image() -> None:
     broken: Any = RenderingEndpoint(
         interaction_pb2.RenderResponse(frame=b"\x89PNG", format=interaction_pb2.RENDER_FORMAT_PNG)
     )
-    with pytest.raises(ProtocolError, match="no PNG"):
+    with pytest.raises(ProtocolError, match="not a PNG"):
         reader.fetch(broken, 1.0)
     header = b"IHDR" + struct.pack(">IIBBBBB", 200_000, 200_000, 8, 2, 0, 0, 0)
     chunks = (header, b"IDAT")

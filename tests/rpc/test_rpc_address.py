@@ -59,7 +59,7 @@ def test_relative_socket_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("::1:5555", "brackets"),
         ("[::1:5555", "no port"),
         ("[zz]:5555", "zz"),
-        ("host/path:1", "no host and port"),
+        ("host/path:1", "is not host:port"),
         ("unix:///tmp/nul\0byte", "badly spaced"),
     ],
 )
@@ -69,7 +69,7 @@ def test_connect_refuses(text: str, words: str) -> None:
 
 
 def test_not_text() -> None:
-    with pytest.raises(ConfigurationError, match="an address is a str"):
+    with pytest.raises(ConfigurationError, match="an address must be a str"):
         parse_address(5555)  # type: ignore[arg-type]
 
 

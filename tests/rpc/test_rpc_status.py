@@ -20,7 +20,7 @@ from rlmesh_gym.rpc.status import error_from_status, premature_end
         ("FAILED_PRECONDITION", errors.SessionRefusedError, "no further session"),
         ("UNAUTHENTICATED", errors.AuthenticationError, "RLMESH_GYM_TOKEN"),
         ("PERMISSION_DENIED", errors.AuthenticationError, "token"),
-        ("UNIMPLEMENTED", errors.ProtocolError, "no rlmesh env endpoint"),
+        ("UNIMPLEMENTED", errors.ProtocolError, "not an rlmesh env endpoint"),
         ("OUT_OF_RANGE", errors.ProtocolError, "256 MiB"),
         ("RESOURCE_EXHAUSTED", errors.ProtocolError, "fewer lanes"),
         ("INTERNAL", errors.ProtocolError, "INTERNAL: the details"),

@@ -137,7 +137,7 @@ def test_a_chunk_of_another_form_is_refused(bad: list[Any]) -> None:
 
 @pytest.mark.parametrize("options", [{"counts": 4}, {"counts": -1}, {"skip": -1}])
 def test_impossible_counts_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match="counts lie in"):
+    with pytest.raises(ConfigurationError, match="counts must be in"):
         ActionChunkReplay(1, 8, TEMPLATE).load(0, chunk_of([[1, 2, 3]]), **options)
 
 

@@ -95,7 +95,7 @@ def test_something_else_listens() -> None:
         thread = threading.Thread(target=talk)
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(UnavailableError, match="no gRPC server, or one that asks for TLS"):
+        with pytest.raises(UnavailableError, match="not a gRPC server, or one that asks for TLS"):
             EnvSession.open(address)
         thread.join()
 

@@ -85,7 +85,7 @@ def test_other_files_are_left_alone(socket_dir: Path) -> None:
     path = socket_dir / "notes.txt"
     path.write_text("precious")
     with (
-        pytest.raises(ConfigurationError, match="a file that is no socket"),
+        pytest.raises(ConfigurationError, match="a file that is not a socket"),
         env_host(address=f"unix://{path}"),
     ):
         pass

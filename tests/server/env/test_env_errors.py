@@ -73,15 +73,15 @@ RECOVERABLE = [
     Case("short leaf", single, lambda _: raw_step([b"\0" * 7]), INVALID, "expected 8 bytes"),
     Case("full width", lanes, lambda _: raw_step([word(1, 1)], (1,)), INVALID, "expected 8 bytes"),
     Case("domain", single, lambda _: raw_step([word(10)]), INVALID, r"^\$: value 10 not in range"),
-    Case("step twice", lanes, step(1, 1, on=(1, 1)), INVALID, "named twice"),
+    Case("step twice", lanes, step(1, 1, on=(1, 1)), INVALID, "duplicate lanes"),
     Case("step outside", lanes, step(1, on=(2,)), INVALID, "lane 2 of 2 does not exist"),
-    Case("reset twice", lanes, reset(lanes=[0, 0]), INVALID, "named twice"),
+    Case("reset twice", lanes, reset(lanes=[0, 0]), INVALID, "duplicate lanes"),
     Case("reset outside", lanes, reset(lanes=[0, 7]), INVALID, "lane 7 of 2 does not exist"),
     Case("seeds", lanes, reset(lanes=[0], seeds=[1, 2]), INVALID, "expected 1 seeds or none"),
     Case("ids", lanes, reset(lanes=[0, 1], ids=["a"]), INVALID, "expected 2 episode_ids or none"),
     Case("render outside", lanes, lambda _: render(2), INVALID, "lane 2 of 2 does not exist"),
     Case("render two", lanes, lambda _: render(0, 1), UNSUPPORTED, "one lane can be rendered"),
-    Case("empty", single, lambda _: pb.JoinRequest(), UNSUPPORTED, "nothing known"),
+    Case("empty", single, lambda _: pb.JoinRequest(), UNSUPPORTED, "unknown kind"),
     Case("vector's lane", counting_vector, step(1, on=(1,)), UNSUPPORTED, "cannot step some"),
 ]
 

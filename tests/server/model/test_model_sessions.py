@@ -525,7 +525,7 @@ def test_a_full_table_gives_up_only_adapters_without_a_client() -> None:
             id="edition",
         ),
         pytest.param(
-            lambda r: setattr(r, "execution_horizon", 1025), "bound of 1024", True, id="horizon"
+            lambda r: setattr(r, "execution_horizon", 1025), "must be 1 to 1024", True, id="horizon"
         ),
     ],
 )
