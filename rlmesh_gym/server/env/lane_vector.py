@@ -60,9 +60,15 @@ class LaneVector(SyncVectorEnv):
         autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
         copy: bool = True,
     ) -> None:
-        space = check_equal_spaces(envs).observation_space
+        self.envs = []  # All that there is to close if the spaces differ.
+        first = check_equal_spaces(envs)
+        space, metadata = first.observation_space, dict(first.metadata)
         makers = [partial(lambda env: env, env) for env in envs]
         super().__init__(makers, copy=copy, autoreset_mode=autoreset_mode)
+        if self.metadata is first.metadata:  # Gymnasium 1.1 writes the mode into the env's own.
+            self.metadata = dict(first.metadata)
+            first.metadata.clear()
+            first.metadata.update(metadata)
         codec = SpaceCodec(space)
         # What lanes that were never reset show until then.
         self._lane_observations = [codec.unflatten_row(codec.empty(1), 0)] * self.num_envs

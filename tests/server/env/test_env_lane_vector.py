@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,14 @@ def test_construction_errors() -> None:
         LaneVector([CountingEnv(2), AllSpacesEnv()])
     with pytest.raises(ValueError, match="num_envs=1 but got length=2"):
         LaneVector([CountingEnv(2)]).reset(seed=[1, 2])
+
+
+def test_the_envs_keep_their_own_metadata() -> None:
+    lane = CountingEnv(2)
+    before = dict(lane.metadata)
+    with closing(LaneVector([lane], autoreset_mode=AutoresetMode.SAME_STEP)) as envs:
+        assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert lane.metadata == before
 
 
 class ExitingEnv(CountingEnv):
