@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.rpc import AnyPending
     from rlmesh_gym.runtime.ends.plan import EpisodePlan
+    from rlmesh_gym.runtime.hooks.events import RuntimeEvent
     from rlmesh_gym.runtime.hooks.table import HookTable
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
     from rlmesh_gym.runtime.spec import RuntimeSessionSpec
@@ -105,9 +106,9 @@ class RunContext:
     identity: tuple[str, str, str]
     note_held: Callable[[int, int | None], None]
 
-    def emit(self, name: str, kind: Any, **fields: Any) -> None:
+    def emit(self, kind: type[RuntimeEvent], **fields: Any) -> None:
         """Make an event of this run and call its listeners; ask ``hooks.listens`` before."""
-        self.hooks.emit(name, kind(*self.identity, **fields))
+        self.hooks.emit(kind.name, kind(*self.identity, **fields))
 
 
 def late(

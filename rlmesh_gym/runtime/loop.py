@@ -177,7 +177,6 @@ class RunLoop:
         self._begun[lane] = True
         if self._hooks.listens("episode_started"):
             self._context.emit(
-                "episode_started",
                 events.EpisodeStarted,
                 lane=lane,
                 endpoint=self._endpoints[lane],
@@ -285,7 +284,7 @@ class RunLoop:
             self._plan.replay(lane)
         else:
             self._plan.playing[lane] = False
-        self.emit_completed(record)
+        self._emit_completed(record)
 
     def _of_run(self, lane: int, record: EpisodeRecord) -> EpisodeRecord:
         """Return an engine's record as the run's own, with its place in the plan."""
@@ -349,7 +348,6 @@ class RunLoop:
         lanes = np.flatnonzero(playing)
         lengths = np.concatenate([env.group.table.lengths for env in self._envs])
         self._context.emit(
-            "step_completed",
             events.StepCompleted,
             step=self._tick,
             lanes=tuple(lanes.tolist()),
@@ -373,10 +371,10 @@ class RunLoop:
             for record in [self._records.get(self._ids[lane])]
         ]
 
-    def emit_completed(self, record: EpisodeRecord) -> None:
+    def _emit_completed(self, record: EpisodeRecord) -> None:
         """Tell the hooks of an episode that is over."""
         if self._hooks.listens("episode_completed"):
-            self._context.emit("episode_completed", events.EpisodeCompleted, episode=record)
+            self._context.emit(events.EpisodeCompleted, episode=record)
 
     def _render(self, lane: int) -> NDArray[np.uint8] | None:
         env = self._env_of[lane]

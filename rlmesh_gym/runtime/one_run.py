@@ -16,7 +16,7 @@ from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.runtime.cancellation import CancellationWatch, CancelledRunError
 from rlmesh_gym.runtime.context import CallClock, RunContext
 from rlmesh_gym.runtime.ends.env_lanes import EnvLanes, ResetWay
-from rlmesh_gym.runtime.ends.finding import check_spaces, connect
+from rlmesh_gym.runtime.ends.finding import connect
 from rlmesh_gym.runtime.ends.plan import EpisodePlan
 from rlmesh_gym.runtime.ends.policies import PolicySetup
 from rlmesh_gym.runtime.ends.watcher import RunWatcher
@@ -147,7 +147,6 @@ class OneRun:
             self.ticker.start()
         for env, group in connect(self.envs, spec.limits, watch):
             self._add_env(env, group)
-        check_spaces([env.group for env in self.lanes])
         contract = self.lanes[0].group.endpoints[0].session.contract
         codecs = (
             SpaceCodec(contract.single_observation_space, "observation"),
@@ -265,8 +264,9 @@ class OneRun:
 
     def _release(self) -> None:
         lanes = getattr(self.policy, "lanes", None)
-        if lanes is not None:
-            lanes.adapter.watcher = None
+        if lanes is None:
+            return  # Setting up ended before there was anything to release.
+        lanes.adapter.watcher = None
         self.policy.release(self.release_reason, self.spec.limits.close_timeout)
 
     def _quietly(self, what: str, action: Callable[..., None], *arguments: Any) -> None:

@@ -156,7 +156,7 @@ def connect(
             source.prepare()
         for source in sources:
             sessions.append(source.open())
-            _check_alike(sessions[0], sessions[-1])
+            check_alike(sessions[0], sessions[-1])
         _check_width(sessions, num_envs, single=single)
         _check_render_mode(sessions, render_mode)
         return EndpointGroup(
@@ -179,13 +179,14 @@ def connect(
         raise
 
 
-def _check_alike(first: AnyEnvSession, other: AnyEnvSession) -> None:
+def check_alike(first: AnyEnvSession, other: AnyEnvSession, *, of: str = "vector") -> None:
+    """Refuse endpoints of one vector, or of one run, whose spaces differ."""
     for name in ("single_observation_space", "single_action_space"):
         expected, got = getattr(first.contract, name), getattr(other.contract, name)
         if not same_space(expected, got):
             raise ConfigurationError(
                 f"{other.endpoint}: {name} is {got}, but {first.endpoint} has {expected}; the "
-                "endpoints of one vector must serve the same spaces"
+                f"endpoints of one {of} must serve the same spaces"
             )
 
 

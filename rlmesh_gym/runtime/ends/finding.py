@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rlmesh_gym.codec import same_space
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
 from rlmesh_gym.env.drive.group import EndpointGroup
+from rlmesh_gym.env.open.connect import check_alike
 from rlmesh_gym.env.open.sources import AddressSource, ConnectionOptions, GivenSession
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.model import ModelHandler
@@ -125,35 +125,28 @@ def _name(env: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> str:
 def connect(
     envs: Sequence[RunEnv], limits: RuntimeLimits, watch: CancellationWatch
 ) -> Iterator[tuple[RunEnv, EndpointGroup]]:
-    """Open the envs, each handed out as soon as it is there, so that it can be let go of."""
+    """Open the envs, each handed out as soon as it is there, so that it can be let go of.
+
+    Once the last one is taken, envs whose spaces differ are refused.
+    """
     if not envs:
         raise ConfigurationError("a run needs at least one env endpoint, got none")
+    sessions = []
     for env in envs:
         # Who does not answer is waited for elsewhere, and closed if the answer comes too late.
         late = partial(_close_late, env, limits.close_timeout)
         group = watch.run(partial(env.open, limits), late)
         for endpoint in group.endpoints:
             watch.add(endpoint.session)
+        sessions.append(group.endpoints[0].session)
         yield env, group
+    for other in sessions[1:]:
+        check_alike(sessions[0], other, of="run")
 
 
 def _close_late(env: RunEnv, timeout: float, group: EndpointGroup) -> None:
     if env.is_owner:
         group.close(timeout)
-
-
-def check_spaces(groups: Sequence[EndpointGroup]) -> None:
-    """Refuse envs whose spaces differ from those of the first one."""
-    first, *others = [group.endpoints[0] for group in groups]
-    for other in others:
-        for name in ("single_observation_space", "single_action_space"):
-            expected = getattr(first.session.contract, name)
-            found = getattr(other.session.contract, name)
-            if not same_space(expected, found):
-                raise ConfigurationError(
-                    f"all endpoints of a run serve the same spaces: {name} is {expected} at "
-                    f"{first.address} and {found} at {other.address}"
-                )
 
 
 def find_policy(policy: Any, *, token: str | None = None, tls: TLSLike = None) -> RunPolicy:

@@ -98,7 +98,6 @@ class RunWatcher:
         at = self._run_step(step)
         if self._context.hooks.listens("observation_emitted"):
             self._context.emit(
-                "observation_emitted",
                 events.ObservationEmitted,
                 step=at,
                 lanes=tuple(lanes.tolist()),
@@ -128,7 +127,6 @@ class RunWatcher:
         self.most_frames = max(self.most_frames, num_frames)
         if self._context.hooks.listens("action_received"):
             self._context.emit(
-                "action_received",
                 events.ActionReceived,
                 step=self._run_step(plan.step),
                 lanes=tuple(plan.lanes.tolist()),
