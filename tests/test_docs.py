@@ -65,10 +65,14 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     ("page", "number", "source"), EXAMPLES, ids=[f"{page}-{number}" for page, number, _ in EXAMPLES]
 )
 def test_example(page: str, number: int, source: str, addresses: dict[str, str]) -> None:
-    for written, real in addresses.items():
+    page_text = source
+
+    def real_address(match: re.Match[str]) -> str:
         # A page that serves there finds the port free; one that connects finds an endpoint.
-        is_served_here = f'], "{written}") as server' in source
-        source = source.replace(written, "127.0.0.1:0" if is_served_here else real)
+        is_served_here = f'], "{match[0]}") as server' in page_text
+        return "127.0.0.1:0" if is_served_here else addresses[match[0]]
+
+    source = re.sub("|".join(map(re.escape, addresses)), real_address, source)
     scope: dict[str, object] = {"rg": rg}
     if "envs" in source and "envs =" not in source and "as envs" not in source:
         with rg.RemoteVectorEnv(addresses["127.0.0.1:5555"]) as envs:

@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.server import EnvServer, ModelServer
 
 
-_STOP = b"\0"  # No signal has this number.
 _SUCCESSION = 0.5  # Seconds.
 
 
@@ -105,9 +104,10 @@ def interrupt_cancels(
     handled = 0
 
     def listen() -> None:
-        while (arrived := hear.recv(1)) != _STOP:
-            if arrived[0] in previous:
-                cancel("interrupted")
+        with hear:
+            while arrived := hear.recv(1):  # Nothing, once the other end is closed.
+                if arrived[0] in numbers:
+                    cancel("interrupted")
 
     def interrupt(number: int, frame: object) -> None:
         nonlocal handled
@@ -115,24 +115,24 @@ def interrupt_cancels(
         if handled > 1 and second_interrupts:
             signal.default_int_handler(number, frame)  # type: ignore[arg-type]
 
-    previous = {
-        number: handler
+    # Who started us with a signal ignored, as a shell does in the background, wants it so.
+    numbers = [
+        number
         for number in (signal.SIGINT, signal.SIGTERM)
-        # Who started us with a signal ignored, as a shell does in the background, wants it so.
-        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
-    }
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
     listener = threading.Thread(target=listen, name="rlmesh_gym-signals", daemon=True)
-    listener.start()
-    descriptor = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-    try:
-        for number in previous:
-            signal.signal(number, interrupt)
-        yield
-    finally:
-        signal.set_wakeup_fd(descriptor)
-        tell.send(_STOP)
-        listener.join()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        hear.close()
+
+    def stop_listening() -> None:
         tell.close()
+        listener.join()
+
+    # A second signal may be raised in the middle of what follows, by who handles them outside.
+    with ExitStack() as afterwards:
+        listener.start()
+        afterwards.callback(stop_listening)
+        before = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+        afterwards.callback(signal.set_wakeup_fd, before)
+        for number in numbers:
+            afterwards.callback(signal.signal, number, signal.signal(number, interrupt))
+        yield

@@ -234,6 +234,21 @@ def test_the_first_signal_cancels_and_the_second_interrupts(number: signal.Signa
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("place", ["set_wakeup_fd", "signal"])
+def test_an_interrupt_while_signals_are_being_set_leaves_nothing_behind(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as patched:
+        # As the handler of the surrounding code does, when a signal comes just here.
+        patched.setattr(signal, place, lambda *_, **__: signal.default_int_handler(2, None))
+        with pytest.raises(KeyboardInterrupt), interrupt_cancels(Cancellation().cancel):
+            pytest.fail("the block is not entered")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert "rlmesh_gym-signals" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_a_wait_ends_by_itself_or_by_a_signal() -> None:
     stop = threading.Event()
     assert not wait_or_interrupt(lambda: None)
