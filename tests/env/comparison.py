@@ -11,6 +11,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
+from tests.lengths import shortened
+
 EnvMaker = Callable[[], gym.Env[Any, Any]]
 
 
@@ -179,6 +181,8 @@ def compare(
 ) -> None:
     """Drive both with the same random actions and resets; everything must be equal.
 
+    ``steps`` counts in full for ``scripts/test-thorough`` only.
+
     ``plain_resets`` leaves seeds and options out, for endpoints that have reset a lane already when
     the user does: there a seed makes them reset it once more, which such an env can notice.
     ``bare_options=False`` leaves out options without seeds only, for envs that a seed makes forget
@@ -207,7 +211,7 @@ def compare(
     for lane in range(num_envs):
         ledger.begin(lane, None if seed is None else seed + lane)
     ended = np.zeros(num_envs, dtype=np.bool_)
-    for step in range(steps):
+    for step in range(shortened(steps)):
         must = mode is AutoresetMode.DISABLED and ended.any()
         if must or generator.random() < reset_rate:
             mask = ended.copy() if must else generator.random(num_envs) < 0.5

@@ -16,6 +16,7 @@ from rlmesh_gym.server import EnvServer
 from tests.env.comparison import equal
 from tests.env.seeded_env import CATALOGUE, SeededEnv
 from tests.env.shared_endpoints import SharedEndpoints
+from tests.lengths import shortened
 
 ID = "rlmesh_gym:rlmesh/Remote-v0"
 
@@ -72,7 +73,7 @@ def test_every_kind_of_endpoint(
             assert equal(got[1], expected[1])
 
         reset(11)
-        for step in range(200):
+        for step in range(shortened(200)):
             chosen = env.action_space.sample()
             got, expected = env.step(chosen), local.step(chosen)
             assert equal(got[0], expected[0]), step

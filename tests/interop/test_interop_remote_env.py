@@ -22,6 +22,7 @@ from rlmesh_gym.errors import (
 from tests.env.comparison import compare, equal
 from tests.env.peer_spaces import PeerSpacesEnv
 from tests.fake_envs import CountingEnv
+from tests.lengths import shortened
 from tests.peers import env_endpoint
 
 pytestmark = pytest.mark.interop
@@ -110,7 +111,7 @@ def test_single_env(factory: str, transport: str, socket_dir: Any) -> None:
         assert env.observation_space == reference.observation_space
         env.action_space.seed(0)
         got, expected = env.reset(seed=3), reference.reset(seed=3)
-        for _ in range(300):
+        for _ in range(shortened(300)):
             assert equal(got[0], expected[0])
             action = env.action_space.sample()
             got_step, expected_step = env.step(action), reference.step(action)
