@@ -1,8 +1,8 @@
 """A remote vector is ``SyncVectorEnv``: every kind of endpoint, every mode, every space.
 
 500 random steps with random partial resets in a cell, a quarter of them in CI, and fewer where four
-endpoints repeat what one showed. Observations, rewards, flags, infos, masks and the episode log must
-be what ``SyncVectorEnv`` gives and a ledger kept by hand says.
+endpoints repeat what one showed. Observations, rewards, flags, infos, masks and the episode log
+must be what ``SyncVectorEnv`` gives and a ledger kept by hand says.
 """
 
 from __future__ import annotations
