@@ -10,7 +10,7 @@ import os
 
 IS_THOROUGH = bool(os.environ.get("RLMESH_GYM_TEST_THOROUGH"))
 _PART = 4
-_SHORTEST = 25
+_SHORTEST = 15
 
 
 def shortened(count: int) -> int:

@@ -24,6 +24,7 @@ from tests.fake_envs import (
     InfoVarietyEnv,
     RewardArrayEnv,
 )
+from tests.lengths import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,7 @@ def test_equals_sync_vector_env(
     assert got.metadata == expected.metadata
     expected.action_space.seed(3)
     assert data_equivalence(got.reset(seed=11), expected.reset(seed=11), exact=True)
-    for step in range(60):
+    for step in range(shortened(60)):
         actions = expected.action_space.sample()
         theirs = expected.step(actions)
         ours = got.step(actions)
