@@ -45,7 +45,8 @@ class EpisodeEvictions:
 
     def note_asked(self, episode_ids: Iterable[str]) -> None:
         """Count episodes as known to the model."""
-        self._live.update(dict.fromkeys(episode_ids))
+        for episode_id in episode_ids:
+            self._live[episode_id] = None
 
     def end(self, episode_ids: Iterable[str]) -> None:
         """Tell the model that episodes are over; those that it does not know are left out."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import DeadlineError
 from rlmesh_gym.rpc import InProcessPending
+from rlmesh_gym.runtime.report.bottleneck import work_of
 from rlmesh_gym.runtime.report.metrics import MODEL_PREDICT, CallTiming
 from rlmesh_gym.runtime.telemetry import timing_of_answer
 
@@ -39,8 +40,8 @@ class CallClock:
         self._operation = operation
         self._timings = []
         self._local_ns = 0
-        self._telemetry.begin(operation)
         self._began = time.perf_counter()
+        self._telemetry.begin(operation, self._began)
         return self
 
     def __enter__(self) -> None:
@@ -55,7 +56,8 @@ class CallClock:
     def note(self, pending: AnyPending) -> None:
         """Take in one answer."""
         if isinstance(pending, InProcessPending):
-            timing = _local_timing(pending.elapsed_ns)
+            timing = CallTiming(pending.elapsed_ns, None, None, None, pending.elapsed_ns)
+            # Calls into this process are made one after the other.
             self._local_ns += pending.elapsed_ns
         else:
             timing = timing_of_answer(
@@ -69,24 +71,19 @@ class CallClock:
 
     def __exit__(self, *exc_info: object) -> None:
         """Note that nothing is being waited for any more."""
-        waited = time.perf_counter() - self._began
         self._telemetry.end()
-        timings = self._timings
-        if self._local_ns:
-            if not timings:
-                # What is converted for an end in this process is the loop's own work.
-                waited = self._local_ns / 1e9
-            # Calls into this process are made one after the other.
-            timings = [*timings, _local_timing(self._local_ns)]
-        if not timings:
+        if self._timings:
+            waited = time.perf_counter() - self._began
+            work = work_of(waited, self._timings, self._local_ns)
+        elif self._local_ns:
+            # What is converted for an end in this process is the loop's own work.
+            waited = work = self._local_ns / 1e9
+        else:
             return
-        is_policy = self._operation is MODEL_PREDICT
-        add = self._shares.add_policy if is_policy else self._shares.add_env
-        add(waited, timings)
-
-
-def _local_timing(elapsed_ns: int) -> CallTiming:
-    return CallTiming(elapsed_ns, user_ns=elapsed_ns)
+        if self._operation is MODEL_PREDICT:
+            self._shares.add_policy(waited, work)
+        else:
+            self._shares.add_env(waited, work)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ to their users: which lanes are reset when, with which seed, and which episodes 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlmesh_gym.env.drive.batch import Batch
 from rlmesh_gym.errors import DeadlineError, RemoteError, ResetNeededError, UnavailableError
-from rlmesh_gym.lanes import any_true
+from rlmesh_gym.lanes import all_true, any_true
 from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.policy.episodes import Boundaries, name_few
 from rlmesh_gym.runtime.context import late
@@ -29,22 +30,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.codec import Leaves, SpaceCodec
-    from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.context import RunContext
     from rlmesh_gym.runtime.ends.env_lanes import CallInfos, EnvLanes
     from rlmesh_gym.runtime.ends.policies import RunPolicy
     from rlmesh_gym.runtime.ends.watcher import RunWatcher
     from rlmesh_gym.runtime.report.bottleneck import TimeShares
-
-
-@dataclass
-class _StepNumbers:
-    """What one step gave, a place for every lane of the run; zero where none was stepped."""
-
-    rewards: NDArray[np.float64]
-    terminations: NDArray[np.bool_]
-    truncations: NDArray[np.bool_]
 
 
 class RunLoop:
@@ -96,9 +87,12 @@ class RunLoop:
         self._endpoints = [address for env in envs for address in env.addresses]
         self._ids = [""] * num_lanes
         self._seeds: list[int | None] = [None] * num_lanes
-        self._begun = np.zeros(num_lanes, np.bool_)
+        self._nowhere = np.zeros(num_lanes, np.bool_)
+        self._begun = self._nowhere
         self._begun_ns = [0] * num_lanes
         self._waits_before = [(0.0, 0.0)] * num_lanes
+        self._bounds: Boundaries | None = None
+        self._plays_everywhere = False
         self._observations: Leaves = []
         # Written up by the engines since the last call, by episode.
         self._records: dict[str, EpisodeRecord] = {}
@@ -122,9 +116,10 @@ class RunLoop:
             if max_steps is not None and self.total_steps >= max_steps:
                 return "max_steps"
             self._check()
-            self._reset()
-            playing = plan.playing.copy()
-            self._step(playing, self._act(playing))
+            if self._bounds is None or not self._plays_everywhere:
+                self._reset()
+            bounds = self._look()
+            self._step(bounds.active, self._act(bounds))
             self._tick += 1
         return "max_episodes"
 
@@ -167,6 +162,7 @@ class RunLoop:
                 self._begin(env, lane, by_env=False)
 
     def _begin(self, env: EnvLanes, lane: int, *, by_env: bool) -> None:
+        self._bounds = None
         table, index = env.group.table, lane - env.lanes.start
         self._ids[lane] = table.episode_ids[index]
         self._seeds[lane] = seed = env.seed_of(lane)
@@ -174,6 +170,8 @@ class RunLoop:
         self._waits_before[lane] = self._shares.env_wait, self._shares.policy_wait
         if not self._plan.begin(lane):
             return
+        if self._begun is self._nowhere:
+            self._begun = self._nowhere.copy()
         self._begun[lane] = True
         if self._hooks.listens("episode_started"):
             self._context.emit(
@@ -189,11 +187,20 @@ class RunLoop:
 
     # Actions
 
-    def _act(self, playing: NDArray[np.bool_]) -> Leaves:
+    def _look(self) -> Boundaries:
+        """Say what the lanes' observations are, anew after every change of episodes."""
+        if self._bounds is None:
+            playing = self._plan.playing.copy()
+            ids, seeds = tuple(self._ids), tuple(self._seeds)
+            self._bounds = Boundaries(playing, self._begun, (), ids, seeds)
+            self._plays_everywhere = all_true(playing)
+        return self._bounds
+
+    def _act(self, bounds: Boundaries) -> Leaves:
         """Return the actions of all lanes; those that do not play get one that means nothing."""
+        playing = bounds.active
         if not any_true(playing):
             return self._filler
-        bounds = Boundaries(playing, self._begun, (), tuple(self._ids), tuple(self._seeds))
         self._watcher.begin(self._tick)
         try:
             with self._clock.timed(MODEL_PREDICT):
@@ -201,7 +208,8 @@ class RunLoop:
         except DeadlineError as error:
             limit = "" if isinstance(self._policy, WholePolicy) else "model_predict_timeout"
             raise late(error, limit, self._place(np.flatnonzero(playing).tolist())) from error
-        self._begun = np.zeros(len(playing), np.bool_)
+        if bounds.begun is not self._nowhere:
+            self._begun, self._bounds = self._nowhere, None
         if not self._hooks.listens("transform_action"):
             return actions
         lanes = np.flatnonzero(playing)
@@ -225,9 +233,11 @@ class RunLoop:
     # Steps
 
     def _step(self, playing: NDArray[np.bool_], actions: Leaves) -> None:
-        active = [env for env in self._envs if env.is_active(self._plan)]
+        active = self._envs
+        if not self._plays_everywhere:
+            active = [env for env in self._envs if env.is_active(self._plan)]
         infos: list[CallInfos] = []
-        found: _StepNumbers | None = None
+        found: Batch | None = None
         with self._clock.timed(ENV_STEP):
             for env in active:
                 env.start_step(actions, self._plan)
@@ -235,22 +245,25 @@ class RunLoop:
                 batch, told = self._finish(env, "env_step_timeout")
                 infos.append(told)
                 self._take_observations(env, batch)
-                found = _put(found, env, batch, self._plan.num_lanes)
+                found = _put(found, env, batch, self._observation_codec, self._plan.num_lanes)
         if found is None:
             return
-        rewards = found.rewards[playing]
+        rewards = found.rewards[playing].tolist()
         self.total_steps += len(rewards)
-        self.total_reward += float(rewards.sum())
-        over = (found.terminations | found.truncations) & playing
+        self.total_reward += sum(rewards)
+        over = self._nowhere
+        changed = [env for env in active if env.has_changed()]
+        if changed:
+            over = (found.terminations | found.truncations) & playing
         cut: set[int] = set()
         if self._cuts_episodes:
             mask = self._to_cut(playing) & ~over
             cut.update(np.flatnonzero(mask).tolist())
-            found.truncations = found.truncations | mask  # The engine's own array stays as it is.
-            over |= mask
-        if len(rewards):
+            found.truncations = found.truncations | mask  # A new array: the old one is the env's.
+            over = over | mask
+        if rewards:
             self._emit_step(playing, actions, found)
-        if not any_true(over) and not self._has_rolled(active):
+        if not changed and not cut:
             return
         ids = self._names(np.flatnonzero(over))  # Before other episodes begin on these lanes.
         for env, told in zip(active, infos, strict=True):
@@ -263,21 +276,19 @@ class RunLoop:
         self._records.clear()
         self._policy.lanes.adapter.evictions.end(ids)
 
-    def _has_rolled(self, active: Sequence[EnvLanes]) -> bool:
-        """Whether an env has begun an episode by itself."""
-        return any(env.group.table.episode_ids != self._ids[env.rows] for env in active)
-
     def _take_beginning(self, env: EnvLanes, lane: int) -> None:
         """Take in an episode that the env has begun by itself."""
         new_id = env.group.table.episode_ids[lane - env.lanes.start]
         if new_id == self._ids[lane]:
             return
+        self._bounds = None
         if env.way is ResetWay.AUTO:
             self._begin(env, lane, by_env=True)
         else:
             self._ids[lane] = new_id  # It goes on uncounted, until the run resets it.
 
     def _complete(self, lane: int) -> None:
+        self._bounds = None
         record = self._of_run(lane, self._records[self._ids[lane]])
         self.episodes.append(record)
         if record.interrupted:
@@ -342,7 +353,7 @@ class RunLoop:
 
     # Events
 
-    def _emit_step(self, playing: NDArray[np.bool_], actions: Leaves, found: _StepNumbers) -> None:
+    def _emit_step(self, playing: NDArray[np.bool_], actions: Leaves, found: Batch) -> None:
         if not self._hooks.listens("step_completed"):
             return
         lanes = np.flatnonzero(playing)
@@ -390,16 +401,13 @@ class RunLoop:
         return f"at step {self._tick}, lanes {list(lanes)}, episodes {episodes}"
 
 
-def _put(found: _StepNumbers | None, env: EnvLanes, batch: Batch, num_lanes: int) -> _StepNumbers:
-    """Put the numbers of one env beside those of the others."""
+def _put(
+    found: Batch | None, env: EnvLanes, batch: Batch, codec: SpaceCodec, num_lanes: int
+) -> Batch:
+    """Put the numbers of one env beside those of the others, zero where none was stepped."""
     if len(env.lanes) == num_lanes:
-        return _StepNumbers(batch.rewards, batch.terminations, batch.truncations)
-    if found is None:
-        found = _StepNumbers(
-            np.zeros(num_lanes, np.float64),
-            np.zeros(num_lanes, np.bool_),
-            np.zeros(num_lanes, np.bool_),
-        )
+        return batch
+    found = found or Batch(codec, num_lanes)
     found.rewards[env.rows] = batch.rewards
     found.terminations[env.rows] = batch.terminations
     found.truncations[env.rows] = batch.truncations

@@ -120,7 +120,7 @@ class _Horizon:
         self.reservoirs = {
             operation: tuple(Reservoir(capacity, rng) for _ in METRICS) for operation in OPERATIONS
         }
-        self.began = time.monotonic()
+        self.began = time.perf_counter()
 
     def rows(self) -> tuple[TelemetryRow, ...]:
         return tuple(
@@ -148,9 +148,9 @@ class Telemetry:
         self._most_held: HeldByModel | None = None
         self._noted: dict[str, list[CallTiming]] = {operation: [] for operation in OPERATIONS}
 
-    def begin(self, operation: str) -> None:
-        """Note that a call of this operation is being waited for."""
-        self._pending = (operation, time.monotonic())
+    def begin(self, operation: str, began: float) -> None:
+        """Note that a call of this operation is waited for since ``began``, by perf_counter."""
+        self._pending = (operation, began)
 
     def end(self) -> None:
         """Note that nothing is being waited for."""
@@ -175,13 +175,13 @@ class Telemetry:
         for operation, noted in self._noted.items():
             if not noted:
                 continue
-            table = np.array(noted, dtype=np.float64) * _SCALES  # None becomes NaN
+            for index, column in enumerate(zip(*noted, strict=True)):
+                values = [value for value in column if value is not None]
+                if values:
+                    samples = np.array(values, np.float64) * _SCALES[index]
+                    self._window.reservoirs[operation][index].extend(samples)
+                    self._session.reservoirs[operation][index].extend(samples)
             noted.clear()
-            columns = [column[~np.isnan(column)] for column in table.T]
-            for horizon in (self._window, self._session):
-                for reservoir, column in zip(horizon.reservoirs[operation], columns, strict=True):
-                    if len(column):
-                        reservoir.extend(column)
 
     def window_snapshot(self) -> TelemetrySnapshot:
         """Summarise the samples since the last window snapshot, and begin a new window."""
@@ -199,7 +199,7 @@ class Telemetry:
     def _snapshot(
         self, horizon: Literal["window", "session"], samples: _Horizon, held: HeldByModel | None
     ) -> TelemetrySnapshot:
-        now = time.monotonic()
+        now = time.perf_counter()
         pending = self._pending
         return TelemetrySnapshot(
             horizon=horizon,

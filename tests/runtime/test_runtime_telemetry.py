@@ -12,7 +12,7 @@ import pytest
 from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
 from rlmesh_gym.runtime import HeldByModel, RuntimeLimits, TelemetrySnapshot, run
-from rlmesh_gym.runtime.report.bottleneck import TimeShares
+from rlmesh_gym.runtime.report.bottleneck import TimeShares, work_of
 from rlmesh_gym.runtime.report.metrics import (
     ENV_RESET,
     ENV_STEP,
@@ -89,8 +89,7 @@ def test_a_window_without_a_call_is_passed_over() -> None:
     telemetry.record(ENV_STEP, CallTiming(1000))
     ticker._tick()
     ticker._tick()
-    telemetry.begin(ENV_STEP)
-    telemetry._pending = (ENV_STEP, time.monotonic() - 1)  # A call that hangs is worth telling.
+    telemetry.begin(ENV_STEP, time.perf_counter() - 1)  # A call that hangs is worth telling.
     ticker._tick()
     assert [(len(one.rows), one.pending is not None) for one in delivered] == [
         (1, False),
@@ -141,7 +140,7 @@ def test_windows_come_while_a_call_hangs() -> None:
         raise ValueError("a bad sink does not stop the clock")
 
     ticker = TelemetryTicker(telemetry, 0.005, deliver)
-    telemetry.begin(ENV_STEP)
+    telemetry.begin(ENV_STEP, time.perf_counter())
     ticker.start()
     assert arrived.wait(10)
     assert ticker.stop(10)
@@ -197,8 +196,9 @@ def test_shares_split_waiting_by_what_endpoints_say() -> None:
     # Two endpoints side by side: the slower one was waited for; reading and writing is the wire.
     slow = CallTiming(0, endpoint_ns=600_000_000, decode_ns=50_000_000, encode_ns=50_000_000)
     fast = CallTiming(0, endpoint_ns=100_000_000)
-    shares.add_env(1.0, [fast, slow])
-    shares.add_policy(0.5, [CallTiming(0)])  # says nothing: all of it counts as the policy's
+    shares.add_env(1.0, work_of(1.0, [fast, slow]))
+    # This one says nothing: all of it counts as the policy's.
+    shares.add_policy(0.5, work_of(0.5, [CallTiming(0)]))
     found = shares.bottleneck(2.0)
     assert found.shares == pytest.approx({"env": 0.25, "wire": 0.25, "policy": 0.25, "loop": 0.25})
     assert sum(found.shares.values()) == pytest.approx(1)
@@ -209,18 +209,18 @@ def test_shares_split_waiting_by_what_endpoints_say() -> None:
 def test_a_longer_horizon_is_no_advice_where_it_changes_nothing() -> None:
     for name, other in (("policy", "faster model"), ("env", "endpoints")):
         shares = TimeShares()
-        getattr(shares, f"add_{name}")(1.0, [])
+        getattr(shares, f"add_{name}")(1.0, 1.0)
         assert other in shares.bottleneck(1.0, longer_horizon_helps=False).sentence
         assert "horizon" not in shares.bottleneck(1.0, longer_horizon_helps=False).sentence
     shares = TimeShares()
-    shares.add_policy(1.0, [])
+    shares.add_policy(1.0, 1.0)
     expected = "a longer execution horizon or a faster model would help."
     assert shares.bottleneck(1.0).sentence.endswith(expected)
 
 
 def test_an_endpoint_cannot_claim_more_than_was_waited_for() -> None:
     shares = TimeShares()
-    shares.add_env(1.0, [CallTiming(0, endpoint_ns=10**12)])
+    shares.add_env(1.0, work_of(1.0, [CallTiming(0, endpoint_ns=10**12)]))
     assert shares.wire == 0
     assert shares.env == 1.0
 

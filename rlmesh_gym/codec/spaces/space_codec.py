@@ -189,6 +189,8 @@ class SpaceCodec:
         Raises:
             CodecError: Missing keys, other shapes or number of rows, values that do not fit.
         """
+        if self._is_leaf:
+            return [self._leaves[0].batch(batch, num_rows)]
         parts: list[Any] = []
         self._structure.split(batch, parts)
         pairs = zip(self._leaves, parts, strict=True)

@@ -189,8 +189,8 @@ class Endpoint:
         """
         count = self.num_envs if indices is None else len(indices)
         rewards = np.array(response.rewards[:], dtype=np.float64)  # As a list: that is quicker.
-        terminations = np.frombuffer(response.terminated_mask, dtype=np.uint8) != 0
-        truncations = np.frombuffer(response.truncated_mask, dtype=np.uint8) != 0
+        terminations = _flags(response.terminated_mask)
+        truncations = _flags(response.truncated_mask)
         if not len(rewards) == len(terminations) == len(truncations) == count:
             raise ProtocolError(
                 f"step: expected {count} rewards and flags, got {len(rewards)} rewards, "
@@ -326,3 +326,8 @@ class Endpoint:
         """
         self.session.close()
         self.source.close(timeout)
+
+
+def _flags(mask: bytes | NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the flags of a message, or of an endpoint in this process."""
+    return mask if isinstance(mask, np.ndarray) else np.frombuffer(mask, dtype=np.uint8) != 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlmesh_gym.errors import Error, ModelError
-from rlmesh_gym.lanes import any_true
+from rlmesh_gym.lanes import all_true, any_true
 from rlmesh_gym.policy.planning.chunks import lane_indices
 from rlmesh_gym.policy.planning.ensemble import EnsembleReplay
 from rlmesh_gym.policy.planning.prefetch import DelayEstimate, PrefetchedPlans
@@ -80,11 +80,11 @@ class LanePlanner:
             self._given_out_ns = 0
         watcher = self._adapter.watcher
         if watcher is not None and self._adapter.history is not None:
-            running = np.flatnonzero(bounds.active)
+            running = bounds.active.nonzero()[0]
             ids = [bounds.episode_ids[lane] for lane in running.tolist()]
             observations = watcher.transform(self._step, running, ids, observations)
         self._turn(observations, bounds)
-        every = b"\0" not in bounds.active.tobytes()
+        every = all_true(bounds.active)
         if self._is_single:
             actions = self._plan_all(observations, bounds, every=every)
         else:
@@ -100,7 +100,7 @@ class LanePlanner:
 
     def _plan_all(self, observations: Leaves, bounds: Boundaries, *, every: bool) -> Leaves:
         """Plan every running lane: with a horizon of one frame there is nothing to replay."""
-        running = np.flatnonzero(bounds.active)
+        running = bounds.active.nonzero()[0]
         if not len(running):
             return [leaf.copy() for leaf in self._filler]
         plan = self._adapter.plan(running, observations, bounds, self._step)
@@ -116,7 +116,7 @@ class LanePlanner:
         if every:
             actions: Leaves = self._replay.pop()
         else:
-            running = np.flatnonzero(bounds.active)
+            running = bounds.active.nonzero()[0]
             actions = self._fill_up(running, self._replay.pop(running))
         self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
         self._stats.replayed_rows += int((bounds.active & (self._ages() > 0)).sum())
@@ -164,7 +164,7 @@ class LanePlanner:
         if not due.any():
             return None
         due |= ~asked & self._schedule.along(bounds.active, self._replay.remaining, self._ages())
-        return self._adapter.plan(np.flatnonzero(due), observations, bounds, self._step)
+        return self._adapter.plan(due.nonzero()[0], observations, bounds, self._step)
 
     def _due(self, bounds: Boundaries) -> NDArray[np.bool_]:
         return self._schedule.due(bounds.active, self._replay.remaining, self._ages())

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.env.reading.infos import BatchedInfos
 from rlmesh_gym.errors import AutoresetError, ConfigurationError
-from rlmesh_gym.lanes import any_true
+from rlmesh_gym.lanes import all_true, any_true
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +50,7 @@ class EnvLanes:
         self.lanes: range = range(first, first + group.num_envs)
         self.rows: slice = slice(first, first + group.num_envs)
         self.mode: AutoresetMode = group.mode
+        self._num_changes = group.table.num_changes
         self._takes_lane_seeds = all(
             getattr(endpoint.session, "takes_lane_seeds", True) for endpoint in group.endpoints
         )
@@ -101,7 +102,7 @@ class EnvLanes:
     def due_resets(self, plan: EpisodePlan) -> list[int]:
         """Return the lanes that must be reset before the next step, ascending."""
         playing = plan.playing
-        if b"\0" not in playing[self.rows].tobytes():
+        if all_true(playing[self.rows]):
             return []
         due = [lane for lane in self.lanes if not playing[lane] and plan.has_next(lane)]
         if due and all(map(plan.is_fresh, self.lanes)):
@@ -160,6 +161,11 @@ class EnvLanes:
         return self.group.table.seeds[lane - self.rows.start] if self._takes_lane_seeds else None
 
     # Steps
+
+    def has_changed(self) -> bool:
+        """Whether episodes have begun or ended since the last call, whatever made them."""
+        before, self._num_changes = self._num_changes, self.group.table.num_changes
+        return self._num_changes != before
 
     def is_active(self, plan: EpisodePlan) -> bool:
         """Whether a step of this env brings the run further."""

@@ -55,14 +55,14 @@ class TimeShares:
         """Waiting for calls while neither was at work."""
         return max(0.0, self.env_wait + self.policy_wait - self.env - self.policy)
 
-    def add_env(self, waited: float, timings: Sequence[CallTiming]) -> None:
-        """Take in calls that were waited for together, ``waited`` seconds in all."""
-        self.env += _work(waited, timings)
+    def add_env(self, waited: float, work: float) -> None:
+        """Take in calls that were waited for together, and the work that was waited for."""
+        self.env += work
         self.env_wait += waited
 
-    def add_policy(self, waited: float, timings: Sequence[CallTiming]) -> None:
-        """Take in calls that were waited for together, ``waited`` seconds in all."""
-        self.policy += _work(waited, timings)
+    def add_policy(self, waited: float, work: float) -> None:
+        """Take in calls that were waited for together, and the work that was waited for."""
+        self.policy += work
         self.policy_wait += waited
 
     def bottleneck(self, duration: float, *, longer_horizon_helps: bool = True) -> Bottleneck:
@@ -90,8 +90,14 @@ class TimeShares:
         return Bottleneck(sentence, shares)
 
 
-def _work(waited: float, timings: Sequence[CallTiming]) -> float:
+def work_of(waited: float, timings: Sequence[CallTiming], local_ns: int = 0) -> float:
+    """Return the seconds, of those ``waited`` for some calls, in which somebody was at work.
+
+    ``local_ns`` are the nanoseconds of the calls into this process among them.
+    """
     known = [work for timing in timings if (work := timing.work_ns) is not None]
+    if local_ns:
+        known.append(local_ns)
     if not known:
         return waited  # Nobody says what part of it was the wire.
     # Endpoints work side by side, so the slowest is what was waited for.

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
 from rlmesh_gym.codec import encode_meta_map
-from rlmesh_gym.lanes import any_true
+from rlmesh_gym.lanes import all_true, any_true
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ class EpisodeBook:
     def awaits_reset(self) -> list[int]:
         """Lanes with neither a running episode nor a roll to come."""
         known = self._tracked | self._awaits_roll
-        return np.flatnonzero(~known).tolist() if b"\0" in known.tobytes() else []
+        return [] if all_true(known) else np.flatnonzero(~known).tolist()
 
     def awaits_roll(self) -> NDArray[np.bool_] | None:
         """Which lanes the next step resets, a copy of shape ``(num_envs,)``; None for none."""

@@ -129,7 +129,7 @@ class ServedVector(ServedEnv):
         return Outcome(
             self.observation_codec.flatten(observation, self.num_envs),
             one_dict(infos, self.num_envs),
-            self._row(rewards, "iufb", "rewards", "numbers").astype(np.float64),
+            self._row(rewards, "fiub", "rewards", "numbers").astype(np.float64),
             self._row(terminated, "b", "terminations", "bools"),
             self._row(truncated, "b", "truncations", "bools"),
             user_ns=user_ns,
@@ -139,7 +139,7 @@ class ServedVector(ServedEnv):
         array = np.asarray(values)
         if array.dtype.kind not in kinds or array.size != self.num_envs:
             raise TypeError(f"{name} must be {self.num_envs} {unit}, got {values!r}")
-        return array.reshape(self.num_envs)
+        return array if array.ndim == 1 else array.reshape(self.num_envs)
 
     def render(self, lane: int) -> Any:
         """Return the lane's frame; every env is rendered once for a frame of each lane.
