@@ -42,7 +42,8 @@ _UNAUTHENTICATED = (
 _OTHER_SERVICE = "{operation}: this is not an rlmesh {kind} endpoint ({text})"
 _TOO_LARGE = (
     "{operation}: a message is larger than the endpoint takes or sends ({text}); the released "
-    f"package's limit is {_PEER_LIMIT_MIB} MiB; use fewer lanes per endpoint"
+    f"package's limit is {_PEER_LIMIT_MIB} MiB, ours RLMESH_GYM_MAX_MESSAGE_BYTES; use fewer lanes "
+    "per endpoint"
 )
 _UNEXPECTED = "{operation}: the endpoint ended the call with {name}: {text}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -21,7 +22,13 @@ from rlmesh_gym.errors import (
 )
 from rlmesh_gym.rpc.address import parse_address
 from rlmesh_gym.rpc.client.stream import JoinStream
-from rlmesh_gym.rpc.config import Timeouts, TLSConfig, resolve_token
+from rlmesh_gym.rpc.config import (
+    MAX_UNARY_BYTES,
+    Timeouts,
+    TLSConfig,
+    max_message_bytes,
+    resolve_token,
+)
 from rlmesh_gym.rpc.handshake import check_handshake, handshake_request
 from rlmesh_gym.rpc.services import ENV, MODEL
 from rlmesh_gym.rpc.status import (
@@ -51,12 +58,36 @@ ChannelOptions = list[tuple[str, "int | str"]]
 # gRPC's flow-control windows start at 64 KiB and grow by probing; image batches want them wide.
 _WINDOW_BYTES = 16 * 1024 * 1024
 _MAX_FRAME_BYTES = 4 * 1024 * 1024
-MESSAGE_OPTIONS: ChannelOptions = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
-    ("grpc.http2.max_frame_size", _MAX_FRAME_BYTES),
-]
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [
+                    {"service": service.name, "method": method}
+                    for service in (ENV, MODEL)
+                    for method in ("Handshake", "Shutdown")
+                ],
+                "maxResponseMessageBytes": MAX_UNARY_BYTES,
+            }
+        ]
+    }
+)
+_ONLY_UNCOMPRESSED = 1  # The set of gRPC's algorithms that has only "identity" in it.
+
+
+def message_options() -> ChannelOptions:
+    """Return what clients and servers ask of gRPC for their messages.
+
+    The released package knows no compression either, and half a megabyte can unfold to gigabytes.
+    """
+    return [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", max_message_bytes()),
+        ("grpc.compression_enabled_algorithms_bitset", _ONLY_UNCOMPRESSED),
+        ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
+        ("grpc.http2.max_frame_size", _MAX_FRAME_BYTES),
+    ]
+
 
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
 _inherited: list[Connection] = []
@@ -266,7 +297,8 @@ def _left(deadline: float | None) -> float | None:
 def _open_channel(address: Address, tls: TLSConfig | None = None) -> grpc.Channel:
     """Return a channel. Nothing is sent until the first call on it."""
     options: ChannelOptions = [
-        *MESSAGE_OPTIONS,
+        *message_options(),
+        ("grpc.service_config", _SERVICE_CONFIG),
         # Channels with equal options share one connection by default: then one peer's GOAWAY, or
         # the back-off after one failed attempt, would hit sessions that have nothing to do with it.
         ("grpc.use_local_subchannel_pool", 1),

@@ -16,6 +16,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import grpc
 
+from rlmesh_gym.rpc.config import max_message_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -26,13 +28,23 @@ _BUFFER_BYTES = 64 * 1024
 _LOST = "the connection was lost"
 
 
-def read_frame(stream: IO[bytes]) -> tuple[int, bytes] | None:
-    """Read the next frame's kind and payload; None at the end, in order or not."""
+class FrameSizeError(Exception):
+    """A frame promises more than is taken; the text is that of gRPC's own error."""
+
+
+def read_frame(stream: IO[bytes], limit: int) -> tuple[int, bytes] | None:
+    """Read the next frame's kind and payload; None at the end, in order or not.
+
+    Raises:
+        FrameSizeError: The payload has more than ``limit`` bytes; it is not read.
+    """
     try:
         header = stream.read(_HEADER.size)
         if len(header) < _HEADER.size:
             return None
         kind, size = _HEADER.unpack(header)
+        if size > limit:
+            raise FrameSizeError(f"Received message larger than max ({size} vs. {limit})")
         payload = stream.read(size)
     except (OSError, ValueError, MemoryError):  # Reset, closed meanwhile, or not our protocol.
         return None
@@ -66,6 +78,7 @@ class LinkCall:
 
     def __init__(self, path: str, token: str | None, receive: Callable[[bytes], object]) -> None:
         self._receive = receive
+        self._limit = max_message_bytes()
         self._code = grpc.StatusCode.UNAVAILABLE
         self._details = _LOST
         self._lock = threading.Lock()
@@ -116,7 +129,7 @@ class LinkCall:
     def __iter__(self) -> Iterator[None]:
         """Take in answers until the server ends the call."""
         try:
-            while (frame := read_frame(self._stream)) is not None:
+            while (frame := read_frame(self._stream, self._limit)) is not None:
                 kind, payload = frame
                 if kind == STATUS:
                     name, _, self._details = payload.decode(errors="replace").partition(" ")
@@ -125,6 +138,8 @@ class LinkCall:
                 self._receive(payload)
                 del frame, payload  # Not kept alive while the next one is awaited.
                 yield
+        except FrameSizeError as error:
+            self._code, self._details = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
         finally:
             self._shutdown(socket.SHUT_RDWR)
             self._stream.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import logging
 import os
@@ -14,7 +15,15 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from rlmesh_gym.errors import Error
-from rlmesh_gym.rpc.client.link import MESSAGE, STATUS, TOKEN, read_frame, send_frame
+from rlmesh_gym.rpc.client.link import (
+    MESSAGE,
+    STATUS,
+    TOKEN,
+    FrameSizeError,
+    read_frame,
+    send_frame,
+)
+from rlmesh_gym.rpc.config import max_message_bytes
 from rlmesh_gym.rpc.handshake import ARRAYS
 from rlmesh_gym.rpc.host.callbacks import JoinPeer
 
@@ -27,6 +36,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 _BUFFER_BYTES = 64 * 1024
 _POLL_SECONDS = 0.01
+_RETRY_SECONDS = 0.1
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
+_TOKEN_BYTES = 64 * 1024
 _GONE = ("POLLHUP", "POLLERR", "POLLRDHUP")  # Not all systems have all, nor a poll at all.
 
 
@@ -113,8 +125,13 @@ class LinkHost:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._is_stopped or error.errno not in _PASSING:
+                    return
+                # Too many open files, say: whoever knocks goes on waiting until there are fewer.
+                _logger.warning("a link could not be taken in yet: %s", error)
+                time.sleep(_RETRY_SECONDS)
+                continue
             with self._lock:
                 if self._is_stopped:
                     sock.close()
@@ -142,15 +159,21 @@ class LinkHost:
 
     def _converse(self, sock: socket.socket, stream: IO[bytes], peer: LinkPeer) -> str:
         """Serve a call; return its status and the status's text."""
-        hello = read_frame(stream)
+        try:
+            hello = read_frame(stream, _TOKEN_BYTES)
+        except FrameSizeError:
+            hello = None
         if hello is None or hello[0] != TOKEN or not hmac.compare_digest(hello[1], self._token):
             return "UNAUTHENTICATED invalid env token"
-        requests = (payload for _, payload in iter(partial(read_frame, stream), None))
+        read = partial(read_frame, stream, max_message_bytes())
+        requests = (payload for _, payload in iter(read, None))
         try:
             with contextlib.closing(self._join(requests, peer)) as answers:
                 for answer in answers:
                     send_frame(sock, MESSAGE, answer)
                     del answer  # Not kept alive while the client thinks.
+        except FrameSizeError as error:
+            return f"RESOURCE_EXHAUSTED {error}"
         except OSError as error:
             _logger.debug("a link was lost: %s", error)
         except Error as error:

@@ -14,7 +14,7 @@ import grpc
 
 from rlmesh_gym.errors import ConfigurationError, StateError
 from rlmesh_gym.rpc.address import parse_bind_address
-from rlmesh_gym.rpc.client.connection import MESSAGE_OPTIONS
+from rlmesh_gym.rpc.client.connection import message_options
 from rlmesh_gym.rpc.config import TLSConfig, resolve_token
 from rlmesh_gym.rpc.host.callbacks import JoinPeer, Refused
 from rlmesh_gym.rpc.host.link_serving import LinkHost
@@ -34,7 +34,6 @@ _logger = logging.getLogger(__name__)
 _STOP_SECONDS = 2.0
 _UNREADABLE: Any = object()
 _SERVER_OPTIONS: ChannelOptions = [
-    *MESSAGE_OPTIONS,
     ("grpc.so_reuseport", 0),  # Else two servers share one port and split the clients.
     # Clients ping idle sessions; by default gRPC takes that for an attack.
     ("grpc.keepalive_permit_without_calls", 1),
@@ -75,7 +74,9 @@ class GrpcHost:
             raise StateError("a server starts once; make a new one")
         claim(self._bind)
         executor = GrowingExecutor("rlmesh_gym-server")
-        server = grpc.server(executor, handlers=self._handlers(), options=_SERVER_OPTIONS)
+        server = grpc.server(
+            executor, handlers=self._handlers(), options=[*message_options(), *_SERVER_OPTIONS]
+        )
         bound = self._listen(server)
         server.start()
         self.address = bound.display
@@ -127,17 +128,18 @@ class GrpcHost:
         }
         # HealthCheckResponse(status=SERVING). The released package answers health checks for models
         # only; more does no harm.
-        check: Any = grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"\x08\x01")
+        check: Any = grpc.stream_unary_rpc_method_handler(lambda _requests, _context: b"\x08\x01")
         return [
             grpc.method_handlers_generic_handler(wire.name, methods),
             grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check}),
         ]
 
     def _unary(self, callback: Callable[[Any], Any], request_type: Any) -> Any:
-        def call(data: bytes, context: grpc.ServicerContext) -> Any:
+        # For gRPC a stream of one request: so that nothing of it is read before the token is.
+        def call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             self._authenticate(context)
             try:
-                request = request_type.FromString(data)
+                request = request_type.FromString(next(requests))
             except Exception:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request cannot be read")
             if not request.HasField("base"):
@@ -147,7 +149,7 @@ class GrpcHost:
             except Exception as error:
                 _abort(context, error)
 
-        return grpc.unary_unary_rpc_method_handler(
+        return grpc.stream_unary_rpc_method_handler(
             call, request_deserializer=None, response_serializer=_serialize
         )
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     Run = Callable[[Callable[[], Reply]], Reply]
 
 
+_UNREAD_PER_LANE = 16
+"""Requests of a lane that may be answered while the client has not read the answer to the first."""
+
+
 class EnvStream:
     """Answers the requests of one client.
 
@@ -68,20 +72,28 @@ class EnvStream:
 
     def _overlapping(self, first: interaction_pb2.JoinRequest, requests: Requests) -> Responses:
         replies: SimpleQueue[Reply | Exception | None] = SimpleQueue()
-        arguments = (first, requests, replies)
+        # A client that reads no answers is not read from either.
+        room = threading.Semaphore(_UNREAD_PER_LANE * self._operations.env.num_envs)
+        arguments = (first, requests, replies, room)
         threading.Thread(
             target=self._read, args=arguments, name="rlmesh_gym-reader", daemon=True
         ).start()
-        while (reply := replies.get()) is not None:
-            if isinstance(reply, Exception):
-                raise reply
-            yield reply.response
+        try:
+            while (reply := replies.get()) is not None:
+                if isinstance(reply, Exception):
+                    raise reply
+                yield reply.response
+                del reply  # Not kept alive while the client thinks.
+                room.release()
+        finally:
+            room.release()  # The reader may wait for it; the next request is not there any more.
 
     def _read(
         self,
         first: interaction_pb2.JoinRequest,
         requests: Requests,
         replies: SimpleQueue[Reply | Exception | None],
+        room: threading.Semaphore,
     ) -> None:
         scheduler, num_envs = LaneScheduler(), self._operations.env.num_envs
         request: interaction_pb2.JoinRequest | None = first
@@ -103,6 +115,7 @@ class EnvStream:
                     scheduler.drain()
                     if answer(request, received).closes:
                         return
+                room.acquire()
                 request = next(requests, None)
         except Exception as error:  # Of the stream itself: the client cancelled, or sent garbage.
             failure = error
