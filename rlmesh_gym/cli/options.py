@@ -53,6 +53,8 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
         metavar="ROOTS.pem",
         help="connect with TLS; with a file, trust the certificates in it",
     )
+    group.add_argument("--tls-cert", metavar="FILE", help="certificate (PEM) to present, with TLS")
+    group.add_argument("--tls-key", metavar="FILE", help="private key of the certificate (PEM)")
     group.add_argument(
         "--timeout",
         type=_seconds,
@@ -62,7 +64,7 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--address``, ``--token`` and the TLS files of a server."""
+    """Add what all servers are told: the address, who is let in, and for how long."""
     parser.add_argument(
         "--address",
         default="127.0.0.1:0",
@@ -73,19 +75,57 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--token", metavar="TOKEN", help=f"ask clients for it; {_TOKEN_HELP}")
     group.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM), for TLS")
     group.add_argument("--tls-key", metavar="FILE", help="private key of the certificate (PEM)")
+    group.add_argument(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="ask clients for a certificate that one of these (PEM) has signed",
+    )
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="listen beyond this machine without a token or client certificates",
+    )
+    group = parser.add_argument_group("silent clients")
+    group.add_argument(
+        "--client-timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="a client without a sign of life for so long counts as gone (default: 30)",
+    )
+    group.add_argument(
+        "--session-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="end a session without a request for so long (default: never)",
+    )
 
 
-def server_tls(options: argparse.Namespace) -> dict[str, str] | None:
-    """The ``tls=`` of a server from its two options, None without them."""
-    given = {"certificate_chain": options.tls_cert, "private_key": options.tls_key}
-    return {name: path for name, path in given.items() if path is not None} or None
+def server_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of a server, but for what it serves, from the options of all servers."""
+    files = {
+        "certificate_chain": options.tls_cert,
+        "private_key": options.tls_key,
+        "root_certificates": options.tls_client_ca,
+    }
+    return {
+        "address": options.address,
+        "token": options.token,
+        "tls": {name: path for name, path in files.items() if path is not None} or None,
+        "insecure": options.insecure,
+        "client_timeout": options.client_timeout,
+        "session_timeout": options.session_timeout,
+    }
 
 
 def connection_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The ``token=``, ``tls=`` and ``timeouts=`` of a client from its three options."""
+    """The ``token=``, ``tls=`` and ``timeouts=`` of a client from its options."""
     tls, timeouts = options.tls, None
     if isinstance(tls, str):
         tls = {"root_certificates": tls}
+    if options.tls_cert is not None or options.tls_key is not None:
+        own = {"certificate_chain": options.tls_cert, "private_key": options.tls_key}
+        tls = {**(tls if isinstance(tls, dict) else {}), **own}
     if options.timeout is not None:
         names = ("connect", "reset", "step", "render", "predict", "resolve")
         timeouts = dict.fromkeys(names, options.timeout)

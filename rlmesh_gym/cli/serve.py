@@ -15,7 +15,7 @@ from rlmesh_gym.cli.options import (
     find_in_working_directory,
     keyword_arguments,
     keyword_option,
-    server_tls,
+    server_arguments,
 )
 from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.errors import ConfigurationError
@@ -97,12 +97,10 @@ def execute(options: argparse.Namespace) -> int:
     )
     server = EnvServer(
         build,
-        options.address,
         max_sessions=options.max_sessions,
-        token=options.token,
-        tls=server_tls(options),
         overlap=options.overlap,
         dedicated_thread=options.dedicated_thread,
+        **server_arguments(options),
     )
     serve_until_interrupted(server, what)
     return Exit.DONE

@@ -16,7 +16,7 @@ from rlmesh_gym.cli.options import (
     find_in_working_directory,
     keyword_arguments,
     keyword_option,
-    server_tls,
+    server_arguments,
 )
 from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.errors import ConfigurationError
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     handler = build_handler(load_object(options.object), keyword_arguments(options.kwargs))
-    server = ModelServer(handler, options.address, token=options.token, tls=server_tls(options))
+    server = ModelServer(handler, **server_arguments(options))
     serve_until_interrupted(server, options.object)
     return Exit.DONE
 

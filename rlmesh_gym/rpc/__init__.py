@@ -28,6 +28,7 @@ from rlmesh_gym.rpc.host.callbacks import (
     Refused,
 )
 from rlmesh_gym.rpc.host.serving import GrpcHost
+from rlmesh_gym.rpc.host.silence import Patience
 from rlmesh_gym.rpc.in_process import LOCAL, AnyPending, InProcessPending, InProcessSession
 from rlmesh_gym.rpc.large_answers import LARGE_BYTES, assemble
 
@@ -55,6 +56,7 @@ __all__ = [
     "JoinPeer",
     "ModelServiceCallbacks",
     "ModelSession",
+    "Patience",
     "Pending",
     "Refused",
     "TLSConfig",

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedCallError
-from rlmesh_gym.rpc import GrpcHost
+from rlmesh_gym.rpc import GrpcHost, Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,9 +66,18 @@ class Server(ABC):
         idle_timeout: float | None,
         drain_timeout: float,
         close_timeout: float,
+        client_timeout: float | None,
+        session_timeout: float | None,
+        insecure: bool,
     ) -> None:
         if idle_timeout is not None:
             check_number("idle_timeout", idle_timeout, above=0)
+        for name, seconds in (
+            ("client_timeout", client_timeout),
+            ("session_timeout", session_timeout),
+        ):
+            if seconds is not None:
+                check_number(name, seconds, above=0)
         check_number("drain_timeout", drain_timeout)
         check_number("close_timeout", close_timeout)
         if allow_remote_shutdown is None:
@@ -78,7 +87,10 @@ class Server(ABC):
         self._drain_timeout = drain_timeout
         self._close_timeout = close_timeout
         callbacks = self.service(self._handshake, self._join, self._shutdown)
-        self._host = GrpcHost(callbacks, address, token=token, tls=tls)
+        patience = Patience(client_timeout, session_timeout)
+        self._host = GrpcHost(
+            callbacks, address, token=token, tls=tls, insecure=insecure, patience=patience
+        )
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._stopped = threading.Event()

@@ -97,8 +97,9 @@ def test_a_server_does_not_unfold_or_read_what_nobody_may_send(
         target = said(server).removeprefix("tcp://")
         options = [("grpc.max_send_message_length", -1)]
         with grpc.insecure_channel(target, options, compression=compression) as channel:
+            call: Any = channel.unary_unary(f"/rlmesh.{method}")
             with pytest.raises(grpc.RpcError) as raised:
-                channel.unary_unary(f"/rlmesh.{method}")(bytes(size), timeout=WAIT)
+                call(bytes(size), timeout=WAIT)
             assert raised.value.code() is code
         assert server.stdin is not None
         server.stdin.write("\n")

@@ -66,6 +66,10 @@ class JoinPeer:
         """Return whether the client is still there; true for a moment after it has gone."""
         return bool(self._context.is_active())
 
+    def drop(self) -> None:
+        """End the call; its requests end, and its client hears that it was cancelled."""
+        self._context.cancel()
+
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when the call ends, however it ends; at once if it has ended.
 

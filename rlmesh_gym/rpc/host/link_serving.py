@@ -64,6 +64,11 @@ class LinkPeer(JoinPeer):
         except (OSError, ValueError):  # Closed meanwhile.
             return False
 
+    def drop(self) -> None:
+        """End the call at once."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when the call ends; at once if it has ended."""
         with self._lock:

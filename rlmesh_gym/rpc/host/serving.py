@@ -19,6 +19,7 @@ from rlmesh_gym.rpc.config import TLSConfig, resolve_token
 from rlmesh_gym.rpc.host.callbacks import JoinPeer, Refused
 from rlmesh_gym.rpc.host.link_serving import LinkHost
 from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure
+from rlmesh_gym.rpc.host.silence import Patience, SilenceWatch
 from rlmesh_gym.threads import GrowingExecutor
 
 if TYPE_CHECKING:
@@ -56,12 +57,26 @@ class GrpcHost:
         *,
         token: str | None = None,
         tls: TLSLike = None,
+        insecure: bool = False,
+        patience: Patience | None = None,
     ) -> None:
         self._service = service
+        self._patience = Patience() if patience is None else patience
+        self._watch = SilenceWatch(self._patience)
         self._bind = parse_bind_address(address)
         token = resolve_token(token)
         self._token = None if token is None else token.encode()
-        self._credentials = _server_credentials(TLSConfig.from_value(tls))
+        config = TLSConfig.from_value(tls)
+        self._credentials = _server_credentials(config)
+        asks_who = self._token is not None or (config is not None and config.root_certificates)
+        self._is_open_to_all = not asks_who and not self._bind.is_loopback
+        if self._is_open_to_all and not insecure:
+            raise ConfigurationError(
+                f"{self._bind.display}: whoever reaches this address could use the endpoint; ask "
+                "for a token (token=, RLMESH_GYM_TOKEN) or for certificates of clients "
+                "(tls={'root_certificates': ...}), listen on 127.0.0.1, or allow it with "
+                "insecure=True (--insecure)"
+            )
         self.address: str | None = None
         self._links: list[LinkHost] = []
         self._is_stopped = False
@@ -74,13 +89,15 @@ class GrpcHost:
             raise StateError("a server starts once; make a new one")
         claim(self._bind)
         executor = GrowingExecutor("rlmesh_gym-server")
-        server = grpc.server(
-            executor, handlers=self._handlers(), options=[*message_options(), *_SERVER_OPTIONS]
-        )
+        options = [*message_options(), *_SERVER_OPTIONS, *self._patience.ping_options]
+        server = grpc.server(executor, handlers=self._handlers(), options=options)
         bound = self._listen(server)
         server.start()
+        self._watch.start()
+        if self._is_open_to_all:
+            _logger.warning("%s: no token and no client certificates are asked for", bound.display)
         self.address = bound.display
-        self._running = _Running(server, executor, self._links, bound, os.getpid())
+        self._running = _Running(server, executor, self._watch, self._links, bound, os.getpid())
         self._finalizer = weakref.finalize(self, self._running.stop, None)
         return self.address
 
@@ -110,6 +127,8 @@ class GrpcHost:
                 port = server.add_insecure_port(bind.target)
             else:
                 port = server.add_secure_port(bind.target, credentials)
+            if bind.kind == "unix":
+                os.chmod(bind.path, 0o600)  # Before the server answers anybody.
         except RuntimeError as error:
             port, cause = 0, error  # Older releases of gRPC return 0 instead.
         if port == 0:
@@ -158,7 +177,8 @@ class GrpcHost:
         # Other clients send nothing until they have seen the response's headers.
         context.send_initial_metadata(())
         try:
-            yield from self._service.join(_readable(requests), JoinPeer(context))
+            peer = JoinPeer(context)
+            yield from self._watch.answers(self._service.join, _readable(requests), peer)
         except Exception as error:
             _abort(context, error)
 
@@ -234,6 +254,7 @@ class _Running:
 
     server: Any
     executor: GrowingExecutor
+    watch: SilenceWatch
     links: list[LinkHost]
     bound: Address
     pid: int
@@ -242,6 +263,7 @@ class _Running:
         if os.getpid() != self.pid:
             return  # A forked child has none of gRPC's threads.
         # At exit None: with a number gRPC would start a thread, which is too late then.
+        self.watch.stop()
         stopped = self.server.stop(grace)
         for link in self.links:
             link.stop(grace or 0.0)

@@ -79,6 +79,11 @@ class EnvServer(Server):
         drain_timeout: Seconds that running sessions get after a remote shutdown.
         close_timeout: Seconds that :meth:`stop` waits for a call at work. After that the
             environment is closed when the call has ended.
+        client_timeout: Seconds after which a client that gives no sign of life counts as gone, such
+            as one that is stopped or whose network vanished, and within which a session must bring
+            its first request; None waits for ever. A client that waits or computes is alive.
+        session_timeout: Seconds without a request after which a session is ended; None for never.
+        insecure: Listen beyond this machine without asking for a token or for client certificates.
         partial_reset: Whether a ``VectorEnv`` honours ``options["reset_mask"]``; None knows it of
             Gymnasium's own ones, also under wrappers, and takes it that others do not.
         overlap: Lanes of a list, and sessions, may be at work at the same time; for environments
@@ -108,6 +113,9 @@ class EnvServer(Server):
         idle_timeout: float | None = None,
         drain_timeout: float = 5.0,
         close_timeout: float = 5.0,
+        client_timeout: float | None = 30.0,
+        session_timeout: float | None = None,
+        insecure: bool = False,
         partial_reset: bool | None = None,
         overlap: bool = False,
         dedicated_thread: bool = False,
@@ -126,6 +134,9 @@ class EnvServer(Server):
             idle_timeout=idle_timeout,
             drain_timeout=drain_timeout,
             close_timeout=close_timeout,
+            client_timeout=client_timeout,
+            session_timeout=session_timeout,
+            insecure=insecure,
         )
         self._policy: ValidationPolicy = resolve_policy(validation)
         self._slots = SessionSlots(max_sessions)

@@ -54,6 +54,11 @@ class ModelServer(Server):
         drain_timeout: Seconds that requests at work get after a remote shutdown.
         close_timeout: Seconds that :meth:`stop` waits for a call of the handler at work. After that
             the handler is closed when the call has ended.
+        client_timeout: Seconds after which a client that gives no sign of life counts as gone, such
+            as one that is stopped or whose network vanished, and within which a session must bring
+            its first request; None waits for ever. A client that waits or computes is alive.
+        session_timeout: Seconds without a request after which a session is ended; None for never.
+        insecure: Listen beyond this machine without asking for a token or for client certificates.
         max_adapters: Bound on the environments resolved at the same time. When it is reached, those
             whose client is gone make room.
 
@@ -82,6 +87,9 @@ class ModelServer(Server):
         idle_timeout: float | None = None,
         drain_timeout: float = 5.0,
         close_timeout: float = 5.0,
+        client_timeout: float | None = 30.0,
+        session_timeout: float | None = None,
+        insecure: bool = False,
         max_adapters: int = 1024,
     ) -> None:
         check_number("max_adapters", max_adapters, least=1, whole=True)
@@ -93,6 +101,9 @@ class ModelServer(Server):
             idle_timeout=idle_timeout,
             drain_timeout=drain_timeout,
             close_timeout=close_timeout,
+            client_timeout=client_timeout,
+            session_timeout=session_timeout,
+            insecure=insecure,
         )
         self.handler = as_handler(handler)
         self._max_adapters = max_adapters
