@@ -78,6 +78,8 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
             the seed.
         episodes_kept: How many records ``episodes`` keeps; None keeps all.
         restart_patience: Seconds that ``on_failure="restart"`` waits for a lost endpoint.
+        max_restarts: How often it restarts an endpoint that does not get one step done in between,
+            before the error is raised; None for ever.
         **env_kwargs: For ``gymnasium.make``, with ``env_id`` only.
 
     Raises:
@@ -117,6 +119,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         episode_ids_in_infos: bool = False,
         episodes_kept: int | None = 1000,
         restart_patience: float = 60.0,
+        max_restarts: int | None = 3,
         **env_kwargs: Any,
     ) -> None:
         self.closed = True  # Until it is connected, there is nothing to close.
@@ -136,6 +139,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
             "episode_ids_in_infos": episode_ids_in_infos,
             "episodes_kept": episodes_kept,
             "restart_patience": restart_patience,
+            "max_restarts": max_restarts,
             **env_kwargs,
         }
         # make_vec hands all its arguments on; a checker for vector envs does not exist.
@@ -167,7 +171,9 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
             num_envs=num_envs,
             render_mode=render_mode,
             max_episode_steps=limit,
-            recovery=Recovery(restart_patience) if on_failure == "restart" else None,
+            recovery=(
+                Recovery(restart_patience, max_restarts) if on_failure == "restart" else None
+            ),
             episodes_kept=episodes_kept,
         )
         contract = self.contract

@@ -117,6 +117,10 @@ def _host_and_port(rest: str, text: str) -> tuple[str, int]:
             raise ConfigurationError(f"address {text!r}: {error}") from None
     elif ":" in host:
         raise ConfigurationError(f"address {text!r}: write an IPv6 host in brackets, [::1]:5555")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ConfigurationError(f"address {text!r}: {host!r} is no name of a host") from None
     if any(character in "/?#@\\ " for character in host):
         raise ConfigurationError(f"address {text!r} is not host:port; write {_FORMS}")
     return host, int(port_text)

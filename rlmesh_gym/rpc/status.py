@@ -18,6 +18,7 @@ from rlmesh_gym.errors import (
 
 if TYPE_CHECKING:
     from rlmesh_gym.rpc.address import Address
+    from rlmesh_gym.rpc.config import TLSConfig
 
 
 _PEER_LIMIT_MIB = 256
@@ -124,7 +125,20 @@ def is_not_grpc(code: grpc.StatusCode, details: str) -> bool:
     return code is grpc.StatusCode.UNAVAILABLE or is_other_trade
 
 
-def unreachable(address: Address, details: str, *, kind: str, uses_tls: bool) -> UnavailableError:
+def stopped_by_proxy(address: Address, details: str, *, kind: str, proxy: str) -> UnavailableError:
+    """Return the error for an address that was not reached through a proxy."""
+    text = details.strip() or "no details"
+    return UnavailableError(
+        f"{_ENDPOINT[kind]} was not reached through the proxy {proxy} ({text}); add "
+        f"{address.host} to no_proxy if it can be reached without",
+        endpoint=address.display,
+        operation="handshake",
+    )
+
+
+def unreachable(
+    address: Address, details: str, *, kind: str, tls: TLSConfig | None
+) -> UnavailableError:
     """Return the error for an address without a gRPC server. Looks at what is there instead."""
     try:
         found = _probe(address)
@@ -132,7 +146,16 @@ def unreachable(address: Address, details: str, *, kind: str, uses_tls: bool) ->
         reason = error.strerror or str(error)
         message = f"nothing listens there ({reason}); start {_ENDPOINT[kind]}, or check the address"
     else:
-        if uses_tls:
+        if tls is not None and "handshake failed" not in details.lower():
+            # With TLS 1.3 the client's side is done before the server looks at its certificate.
+            message = "the TLS connection was closed by the server, which " + (
+                "asks for a client certificate, as it seems; pass tls={'certificate_chain': ..., "
+                "'private_key': ...} (--tls-cert, --tls-key)"
+                if tls.certificate_chain is None
+                else "does not accept this client certificate, as it seems; see its log"
+            )
+            message += f" ({details})"
+        elif tls is not None:
             message = (
                 f"something listens there, but the TLS connection failed ({details}); check the "
                 "certificates, and whether the server uses TLS"

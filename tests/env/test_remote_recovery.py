@@ -325,3 +325,89 @@ def test_a_loss_that_shows_when_sending_lets_the_others_step(
         assert observations[:, 0].tolist() == [0.0, 100.0, 201.0, 301.0]
         assert rewards.tolist() == [0.0, 0.0, 3.0, 4.0]
         assert truncations.tolist() == [True, True, False, False]
+
+
+class RaisingEnv(CountingEnv):
+    """Raises in every step but the first ``good`` ones of its life."""
+
+    def __init__(self, good: int = 0) -> None:
+        super().__init__(50)
+        self.good = good
+
+    def step(self, action: Any) -> Any:
+        self.good -= 1
+        if self.good < 0:
+            raise ValueError("as always")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_an_env_that_always_raises_is_given_up(mode: AutoresetMode) -> None:
+    with (
+        EnvServer([RaisingEnv(), RaisingEnv()]) as server,
+        RemoteVectorEnv(
+            server.address, autoreset_mode=mode, on_failure="restart", max_restarts=2
+        ) as envs,
+    ):
+        cut: list[bool] = []
+
+        def play() -> None:
+            for _ in range(20):
+                envs.reset()
+                cut.append(bool(envs.step(np.zeros(2, np.int64))[3].all()))
+
+        with pytest.raises(EnvError, match=r"given up after 2 restarts .* 1\. .* 3\. ") as raised:
+            play()
+        assert cut == [True, True]
+        assert str(raised.value).count("as always") == 4
+        assert len([record for record in envs.episodes if not record.interrupted]) == 0
+
+
+def test_a_step_in_between_counts_as_progress() -> None:
+    made = []
+
+    def make() -> RaisingEnv:
+        made.append(RaisingEnv(good=1))
+        return made[-1]
+
+    with (
+        EnvServer(make, max_sessions=2) as server,
+        RemoteVectorEnv(
+            server.address, autoreset_mode="SameStep", on_failure="restart", max_restarts=1
+        ) as envs,
+    ):
+        envs.reset()
+        flags = [bool(envs.step(np.zeros(1, np.int64))[3][0]) for _ in range(10)]
+    assert flags == [False, True] * 5
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "2", True])
+def test_restarts_that_cannot_be_counted(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_restarts"):
+        rlmesh_gym.env.drive.recovery.Recovery(1.0, value)
+
+
+def test_patience_lasts_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        """Time that passes in sleep only."""
+
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+
+    with EnvServer([CountingEnv(5)]) as server:
+        envs = RemoteVectorEnv(
+            server.address, autoreset_mode="NextStep", on_failure="restart", restart_patience=7.0
+        )
+        envs.reset()
+    clock = Clock()
+    monkeypatch.setattr(rlmesh_gym.env.drive.recovery, "time", clock)
+    envs.step(np.zeros(1, np.int64))
+    with pytest.raises(UnavailableError):
+        envs.step(np.zeros(1, np.int64))
+    assert clock.now == pytest.approx(7.0)
+    envs.close()

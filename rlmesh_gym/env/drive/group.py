@@ -302,9 +302,10 @@ class EndpointGroup:
         for run, error in failed:
             cut_off: list[str] = []
             if is_final(error):
-                was_lost = run.endpoint.is_lost
+                recovery = None if run.endpoint.is_lost else self._recovery
+                goes_on = recovery is not None and recovery.takes_on(run.endpoint, error)
                 cut_off = self._lose(run.endpoint)
-                if self._recovery is not None and not was_lost and self._recovery.covers(error):
+                if goes_on:
                     recoverable.append(run)
                     continue
             if isinstance(error, EnvError):

@@ -43,13 +43,26 @@ _logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Opens lost sessions again, for ``patience`` seconds; 0 tries once."""
+    """Opens lost sessions again, for ``patience`` seconds; 0 tries once.
 
-    def __init__(self, patience: float) -> None:
+    An endpoint that is lost more than ``max_restarts`` times without one step in between is given
+    up; None never gives up.
+    """
+
+    def __init__(self, patience: float, max_restarts: int | None = None) -> None:
         given: object = patience
         if not isinstance(given, (int, float)) or not given >= 0:
             raise ConfigurationError(f"restart_patience must be seconds, got {patience!r}")
+        count: object = max_restarts
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        if count is not None and not is_count:
+            raise ConfigurationError(
+                f"max_restarts must be a whole number of at least 0 or None, got {max_restarts!r}"
+            )
         self._patience = patience
+        self._max_restarts = max_restarts
+        # What an endpoint was lost by, since its last step.
+        self._causes: dict[int, list[str]] = {}
         self._slot_patience = max(patience, _SLOT_PATIENCE)
 
     def covers(self, error: Error) -> bool:
@@ -58,6 +71,28 @@ class Recovery:
         A deadline is none: the endpoint may only be slow, and the request is still under way.
         """
         return isinstance(error, (UnavailableError, EnvError))
+
+    def takes_on(self, endpoint: Endpoint, error: Error) -> bool:
+        """Whether an endpoint that this error has just ended is to be restarted.
+
+        Call it before the endpoint's episodes are ended. Where it is given up, the error tells what
+        it was lost by before.
+        """
+        if not self.covers(error):
+            return False
+        causes = self._causes.setdefault(endpoint.start, [])
+        if endpoint.lengths.any():
+            causes.clear()
+        causes.append(str(error))
+        if self._max_restarts is None or len(causes) <= self._max_restarts:
+            return True
+        history = "; ".join(f"{number}. {cause}" for number, cause in enumerate(causes, 1))
+        error.args = (
+            f"{error} (given up after {self._max_restarts} restarts without a step in between; the "
+            f"causes were: {history})",
+        )
+        causes.clear()
+        return False
 
     def report(self, endpoint: Endpoint, batch: Batch, *, begin_anew: bool) -> Exchange:
         """Tell the user that the lanes of a lost endpoint are truncated.
@@ -117,9 +152,10 @@ class Recovery:
                 endpoint.is_lost = True
                 refused = isinstance(error, SessionRefusedError)
                 patience = self._slot_patience if refused else self._patience
-                if time.monotonic() + pause > begun + patience:
+                left = begun + patience - time.monotonic()
+                if left <= 0:
                     raise
-                time.sleep(pause)
+                time.sleep(min(pause, left))  # The last try is made when the time is up.
                 pause = min(2 * pause, _LONGEST_PAUSE)
         _logger.info("%s is back", endpoint.address)
         return all_rows(infos, endpoint.num_envs)

@@ -21,6 +21,7 @@ from rlmesh_gym.errors import (
     UnavailableError,
 )
 from rlmesh_gym.rpc.address import parse_address
+from rlmesh_gym.rpc.client.proxies import is_own_machine, proxy_of
 from rlmesh_gym.rpc.client.stream import JoinStream
 from rlmesh_gym.rpc.config import (
     MAX_UNARY_BYTES,
@@ -35,6 +36,7 @@ from rlmesh_gym.rpc.status import (
     error_from_status,
     is_not_grpc,
     late_handshake,
+    stopped_by_proxy,
     unreachable,
     wrong_service,
 )
@@ -269,10 +271,13 @@ class Connection:
                 f"uses gRPC, which grpcio {grpc.__version__} may not survive; start workers with "
                 "the spawn method, or upgrade grpcio"
             )
+        proxy = proxy_of(self.address)
+        if proxy and (code is grpc.StatusCode.DEADLINE_EXCEEDED or is_not_grpc(code, details)):
+            return stopped_by_proxy(self.address, details, kind=kind, proxy=proxy)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return late_handshake(self.timeouts.connect, endpoint=endpoint, kind=kind)
         if is_not_grpc(code, details):
-            return unreachable(self.address, details, kind=kind, uses_tls=self._tls is not None)
+            return unreachable(self.address, details, kind=kind, tls=self._tls)
         return self._error(error, "handshake")
 
     def _serves_other_kind(self) -> bool:
@@ -310,7 +315,7 @@ def _open_channel(address: Address, tls: TLSConfig | None = None) -> grpc.Channe
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.primary_user_agent", f"rlmesh-gym/{__version__}"),
     ]
-    if address.is_loopback:
+    if is_own_machine(address):
         options.append(("grpc.enable_http_proxy", 0))
     if address.kind == "unix":
         # By default the escaped path is the authority, which other HTTP/2 stacks refuse.

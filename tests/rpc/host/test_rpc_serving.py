@@ -48,7 +48,7 @@ def test_tcp_address_in_use() -> None:
 def test_tcp_address_that_cannot_be_bound() -> None:
     with (
         pytest.raises(ConfigurationError, match=r"cannot listen on tcp://192.0.2.1:5: .*assign"),
-        env_host(address="192.0.2.1:5"),
+        env_host(address="192.0.2.1:5", token="t"),
     ):
         pass
 
@@ -56,7 +56,7 @@ def test_tcp_address_that_cannot_be_bound() -> None:
 def test_host_name_that_nobody_has() -> None:
     with (
         pytest.raises(ConfigurationError, match="cannot listen on tcp://no-such-host"),
-        env_host(address="no-such-host.invalid:5"),
+        env_host(address="no-such-host.invalid:5", token="t"),
     ):
         pass
 
