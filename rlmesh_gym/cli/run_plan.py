@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.runtime.report.files import parse_json, replace_file
 from rlmesh_gym.runtime.report.records import remaining_seeds
 from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeSessionSpec, derive_seed
 
@@ -96,7 +97,7 @@ class RunPlan:
         """Write the plan into the report directory."""
         path = directory / _PLAN_JSON
         try:
-            path.write_text(json.dumps(dataclasses.asdict(self), indent=1), encoding="utf-8")
+            replace_file(path, json.dumps(dataclasses.asdict(self), indent=1))
         except OSError as error:
             raise ConfigurationError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -105,7 +106,7 @@ class RunPlan:
         """Read the plan of a run to resume."""
         path = directory / _PLAN_JSON
         try:
-            data = json.loads(path.read_bytes())
+            data = parse_json(path.read_bytes())
             data["env"] = tuple(data["env"])
             data["shard"] = tuple(data["shard"])
             return cls(**data)

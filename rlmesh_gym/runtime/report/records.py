@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from rlmesh_gym.errors import ClosedError, ConfigurationError
 from rlmesh_gym.plain_data import jsonable
+from rlmesh_gym.runtime.report.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -221,7 +222,7 @@ class EpisodeJournal:
 
 def _parse(line: bytes) -> Row | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
         episode_key(row)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -21,6 +21,7 @@ from rlmesh_gym.episodes import EpisodeRecord
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.runtime.report.bottleneck import Bottleneck
+from rlmesh_gym.runtime.report.files import parse_json, replace_file
 from rlmesh_gym.runtime.report.html_report import html_report
 from rlmesh_gym.runtime.report.metrics import TelemetrySnapshot
 from rlmesh_gym.runtime.report.records import (
@@ -78,7 +79,7 @@ def write_report(
                 if not row["interrupted"]:
                     opened.append(row)
         for name, text in texts.items():
-            _replace(target / name, text)
+            replace_file(target / name, text)
     except OSError as error:
         raise ConfigurationError(
             f"cannot write the report to {target}: {error.strerror or error}"
@@ -94,7 +95,7 @@ def read_report(directory: str | os.PathLike[str]) -> RuntimeReport | None:
     """
     path = Path(directory) / REPORT_JSON
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(path.read_bytes())
         return RuntimeReport.from_dict(data)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -102,6 +103,10 @@ def read_report(directory: str | os.PathLike[str]) -> RuntimeReport | None:
         raise ConfigurationError(
             f"{path} cannot be read as a report: {type(error).__name__}: {error}"
         ) from error
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula; an env's own texts must not be one."""
 
 
 def episodes_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -118,16 +123,9 @@ def _cell(value: Any) -> Any:
     plain = jsonable(value)
     if isinstance(plain, (dict, list)):
         return json.dumps(plain, ensure_ascii=False)
+    if isinstance(plain, str) and plain.startswith(_FORMULA):
+        return f"'{plain}"
     return "" if plain is None else plain
-
-
-def _replace(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(text.encode("utf-8", "replace"))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
