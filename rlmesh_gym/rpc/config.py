@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlmesh_gym.codec import MAX_MESSAGE_BYTES
+from rlmesh_gym.codec.spaces.limits import whole_bytes
 from rlmesh_gym.errors import ConfigurationError
 
 _LONGEST = 1e9  # seconds; some thirty years
@@ -29,11 +30,7 @@ def max_message_bytes() -> int:
     text = os.environ.get(_MESSAGE_VARIABLE, "").strip()
     if not text:
         return MAX_MESSAGE_BYTES
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ConfigurationError(
-            f"{_MESSAGE_VARIABLE} must be a whole number of bytes, at least 1, got {text!r}"
-        )
-    return min(int(text), 2**31 - 1)  # gRPC's own bound.
+    return min(whole_bytes(_MESSAGE_VARIABLE, text), 2**31 - 1)  # gRPC's own bound.
 
 
 def _check_names(what: str, values: Mapping[str, Any], kind: type[Timeouts | TLSConfig]) -> None:

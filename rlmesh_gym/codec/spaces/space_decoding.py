@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,12 @@ from gymnasium import spaces
 
 from rlmesh_gym._proto.spaces.v1 import spaces_pb2, types_pb2
 from rlmesh_gym.codec.spaces.dtypes import data_type_name, decode_dtype, wire_dtype
-from rlmesh_gym.codec.spaces.limits import MAX_MESSAGE_BYTES, MAX_SPACE_DEPTH
+from rlmesh_gym.codec.spaces.limits import (
+    MAX_MESSAGE_BYTES,
+    MAX_SPACE_DEPTH,
+    MAX_SPACE_MEMBERS,
+    max_space_bytes,
+)
 from rlmesh_gym.codec.spaces.text import UnrestrictedText
 from rlmesh_gym.errors import CodecError
 
@@ -58,9 +63,15 @@ class _Decoder:
 
     def __init__(self) -> None:
         self._row_bytes = 0
+        self._bounds_bytes = 0
+        self._members = 0
+        self._max_bounds_bytes = max_space_bytes()
 
     def decode(self, spec: spaces_pb2.SpaceSpec, path: str, depth: int) -> spaces.Space[Any]:
         kind = spec.WhichOneof("spec")
+        self._members += 1
+        if self._members > MAX_SPACE_MEMBERS:
+            raise CodecError(f"more than {MAX_SPACE_MEMBERS} spaces in one", path=path)
         if kind is None:
             raise CodecError("the space has no kind", path=path)
         has_members = kind in ("dict", "tuple")
@@ -77,7 +88,9 @@ class _Decoder:
 
     def _box(self, spec: spaces_pb2.SpaceSpec, path: str) -> spaces.Space[Any]:
         dtype = decode_dtype(spec.dtype, path)
-        shape = self._shape(spec, dtype.itemsize, path)
+        # Two bounds, and whether there are any; those that came one by one have been paid for.
+        kept = 0 if spec.box.HasField("elementwise") else 2 * dtype.itemsize + 2
+        shape = self._shape(spec, dtype.itemsize, path, kept=kept)
         low, high = _bounds(spec.box, shape, dtype, path)
         space = spaces.Box(low, high, shape, dtype)  # type: ignore[arg-type,unused-ignore]
         if dtype == np.int64:
@@ -142,7 +155,7 @@ class _Decoder:
             message = f"expected one space per key, got {len(keys)} keys and {len(children)} spaces"
             raise CodecError(message, path=path)
         if len(set(keys)) != len(keys):
-            twice = next(key for index, key in enumerate(keys) if key in keys[:index])
+            twice = next(key for key, count in Counter(keys).items() if count > 1)
             raise CodecError(f"duplicate key {twice!r}", path=path)
         members = {
             key: self.decode(child, f"{path}.{key}", depth)
@@ -156,14 +169,24 @@ class _Decoder:
         members = enumerate(spec.tuple.spaces)
         return spaces.Tuple([self.decode(child, f"{path}[{at}]", depth) for at, child in members])
 
-    def _shape(self, spec: spaces_pb2.SpaceSpec, itemsize: int, path: str) -> tuple[int, ...]:
+    def _shape(
+        self, spec: spaces_pb2.SpaceSpec, itemsize: int, path: str, *, kept: int = 0
+    ) -> tuple[int, ...]:
         shape = tuple(spec.shape)
         if len(shape) > _MAX_RANK:
             raise CodecError(f"expected at most {_MAX_RANK} axes, got {len(shape)}", path=path)
         if any(length < 0 for length in shape):
             raise CodecError(f"expected a shape, got {shape}", path=path)
         # Without its zeros: numpy refuses (0, 2**62) although it has no elements.
-        self._count(itemsize * math.prod(length or 1 for length in shape), f"shape {shape}", path)
+        size = math.prod(length or 1 for length in shape)
+        self._count(itemsize * size, f"shape {shape}", path)
+        self._bounds_bytes += kept * size
+        if self._bounds_bytes > self._max_bounds_bytes:
+            raise CodecError(
+                f"with shape {shape}, its bounds take more than {self._max_bounds_bytes} bytes; if "
+                "this space is meant, raise RLMESH_GYM_MAX_SPACE_BYTES",
+                path=path,
+            )
         return shape
 
     def _count(self, num_bytes: int, what: str, path: str) -> None:
@@ -211,7 +234,8 @@ def _bounds(
         ends = (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     else:
         raise CodecError("the box has no bounds", path=path)
-    return np.full(shape, ends[0], dtype), np.full(shape, ends[1], dtype)
+    low, high = (np.asarray(end, dtype) for end in ends)
+    return np.broadcast_to(low, shape), np.broadcast_to(high, shape)  # The space makes copies.
 
 
 def _bound(data: bytes, size: int, dtype: np.dtype[Any], path: str) -> NDArray[Any]:
