@@ -18,6 +18,7 @@ PAGES = (
     "docs/autoreset.md",
     "docs/evaluation.md",
     "docs/policies.md",
+    "docs/reliability.md",
     "docs/serving.md",
 )
 EXAMPLES = [

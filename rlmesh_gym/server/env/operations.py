@@ -123,6 +123,8 @@ class Operations:
             for name, given in (("seeds", seeds), ("episode_ids", ids)):
                 if given and len(given) != len(lanes):
                     raise invalid(f"reset: expected {len(lanes)} {name} or none, got {len(given)}")
+        elif len(seeds) > self.env.num_envs:
+            raise invalid(f"reset: expected at most {self.env.num_envs} seeds, got {len(seeds)}")
         options = None
         if request.HasField("options"):
             options = decode_meta_map(request.options, "$.options", typed=self._typed)

@@ -12,7 +12,7 @@ import pytest
 
 from rlmesh_gym.server.env.lane_calls import LaneCalls, LaneScheduler
 from tests.env_wire import infos, pb, serving_raw
-from tests.fake_envs import BlockingEnv, CountingEnv, SleepEnv
+from tests.fake_envs import BlockingEnv, CountingEnv, SleepEnv, counting_vector
 
 
 def test_single_and_lanes_announce_lane_operations() -> None:
@@ -43,6 +43,17 @@ def test_a_single_env_takes_lane_zero() -> None:
         join.reset(lanes=[0], seeds=[4])
         assert list(join.step([1], lanes=[0]).env_indices) == [0]
         assert list(join.step([1]).env_indices) == []
+
+
+@pytest.mark.parametrize("is_vector", [False, True], ids=["lanes", "vector"])
+def test_more_seeds_than_lanes_are_refused(is_vector: bool) -> None:
+    env = counting_vector(2) if is_vector else [CountingEnv(), CountingEnv()]
+    with serving_raw(env) as client:
+        join = client.open()
+        error = join.refused(client.reset_request(seeds=range(3)))
+        assert error.is_recoverable
+        assert "expected at most 2 seeds, got 3" in error.message
+        join.reset(seeds=range(2))
 
 
 def test_a_fast_lane_overtakes_a_slow_one() -> None:
