@@ -59,6 +59,7 @@ class SpaceCodec:
         space: The space given.
         spec: Its description for the wire; not to be changed.
         paths: Path of each leaf.
+        row_bytes: Bytes of a row in the message, without Text.
     """
 
     def __init__(self, space: spaces.Space[Any], path: str = "$") -> None:
@@ -81,6 +82,7 @@ class SpaceCodec:
         self._domains = [(at, leaf.domain) for at, leaf in enumerate(self._leaves) if leaf.domain]
         self._bounds = [(at, leaf.bounds) for at, leaf in enumerate(self._leaves) if leaf.bounds]
         self._path = path
+        self.row_bytes: int = sum(leaf.row_bytes for leaf in self._leaves)
         if any(leaf.row_bytes >= _LARGE_ROW_BYTES for leaf in self._leaves):
             _keep_large_blocks()
         self.paths: tuple[str, ...] = tuple(where for where, _ in found)

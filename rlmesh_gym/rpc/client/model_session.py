@@ -11,6 +11,7 @@ from rlmesh_gym.codec import EnvSpec, encode_env_spec, plain_spec
 from rlmesh_gym.rpc.client.connection import Connection
 from rlmesh_gym.rpc.client.session import Session
 from rlmesh_gym.rpc.handshake import CONCURRENT_PREDICT, EDITION, OBSERVATION_HISTORY, SPACES
+from rlmesh_gym.rpc.large_answers import LARGE_BYTES, LargeRequest, RawValue
 from rlmesh_gym.rpc.services import MODEL
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.client.stream import JoinStream
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
@@ -92,6 +94,13 @@ class ModelSession(Session):
         """Whether the endpoint takes the observations of replayed steps."""
         return self.can(OBSERVATION_HISTORY)
 
+    @staticmethod
+    def pack(codec: SpaceCodec, leaves: Leaves, num_rows: int) -> SpaceValue | RawValue:
+        """Return a batch as ``predict`` takes it; while it is large, the arrays must stay."""
+        if codec.row_bytes * num_rows < LARGE_BYTES:
+            return codec.encode(leaves, num_rows)
+        return RawValue([memoryview(part) for part in codec.buffers(leaves, num_rows)])
+
     def resolve_adapter(
         self,
         env_id: str,
@@ -124,7 +133,7 @@ class ModelSession(Session):
     def predict(
         self,
         env_id: str,
-        observation: SpaceValue,
+        observation: SpaceValue | RawValue,
         episodes: Sequence[tuple[str, int | None]],
         *,
         history: Sequence[HistoryRows] = (),
@@ -137,12 +146,18 @@ class ModelSession(Session):
         """
         request = self._request("predict", env_id)
         predict = request.predict
-        _fill_rows(predict, observation, episodes)
+        sent: Any = request
+        if isinstance(observation, RawValue):
+            sent = LargeRequest(request, observation)
+            _name_rows(predict, episodes)
+        else:
+            _fill_rows(predict, observation, episodes)
         for rows in history:
             _fill_rows(predict.history.add(step=rows.step), rows.observation, rows.episodes)
         if step is not None:
             predict.step = step
-        return self._ask(request, "predict", [episode_id for episode_id, _ in episodes])
+        context = _context(predict, [episode_id for episode_id, _ in episodes])
+        return self._send(sent, "predict", self.timeouts.predict, context=context)
 
     def reset_adapter(
         self, env_id: str, episode_ids: Sequence[str] = ()
@@ -211,6 +226,13 @@ def _context(part: Any, episode_ids: Sequence[str] = ()) -> RequestContext:
 
 
 def _fill_rows(message: Any, observation: Any, episodes: Sequence[tuple[str, int | None]]) -> None:
-    message.observation.CopyFrom(observation)
+    if isinstance(observation, RawValue):
+        message.observation.leaves.extend(map(bytes, observation.leaves))
+    else:
+        message.observation.CopyFrom(observation)
+    _name_rows(message, episodes)
+
+
+def _name_rows(message: Any, episodes: Sequence[tuple[str, int | None]]) -> None:
     for episode_id, seed in episodes:
         message.episode_info.add(episode_id=episode_id, seed=seed)
