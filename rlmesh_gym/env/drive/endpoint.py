@@ -335,6 +335,11 @@ def _numbers(rewards: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float
     return np.array(rewards[:], dtype=np.float64)  # As a list: that is quicker.
 
 
+_TRUTHS = bytes([0] + [1] * 255)
+
+
 def _flags(mask: bytes | NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the flags of a message, or of an endpoint in this process."""
-    return mask if isinstance(mask, np.ndarray) else np.frombuffer(mask, dtype=np.uint8) != 0
+    """Return the flags of a message, of which any byte but 0 is true, or of one in this process."""
+    if isinstance(mask, np.ndarray):
+        return mask
+    return np.frombuffer(bytearray(mask.translate(_TRUTHS)), np.bool_)
