@@ -173,7 +173,8 @@ class CallableHandler(ModelHandler):
 
     def predict(self, observation: ModelObservation) -> Any:
         """Call the function."""
-        return self.predict_chunked(observation).actions
+        result = self.function(observation.observation)
+        return result.actions if isinstance(result, PredictFrames) else result
 
     def predict_chunked(self, observation: ModelObservation) -> PredictFrames:
         """Call the function, and take what it returns for frames or for a single batch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,7 +156,7 @@ class ModelAdapter:
         ``observations`` and ``bounds`` are those of *all* lanes; steps are the policy's own count.
         """
         self.evictions.collect()
-        ids = [bounds.episode_ids[lane] for lane in lanes.tolist()]
+        ids = bounds.rows(lanes).ids
         self.resolve(ids)
         self.evictions.resend()
         if self.watcher is not None:
@@ -168,15 +169,10 @@ class ModelAdapter:
         begun = time.perf_counter()
         self.evictions.note_asked(ids)
         try:
-            requests = [
-                (
-                    rows,
-                    self._send(
-                        lanes if len(groups) == 1 else lanes[rows], observations, bounds, step
-                    ),
-                )
-                for rows in groups
-            ]
+            requests: list[tuple[NDArray[np.intp], AnyPending]] = []
+            for rows in groups:
+                asked = lanes if len(groups) == 1 else lanes[rows]
+                requests.append((rows, self._send(asked, observations, bounds, step)))
         except RemoteError as error:
             self._explain(error, ids)
             self._note_failure(error)
@@ -187,16 +183,28 @@ class ModelAdapter:
         self._stats.calls += len(requests)
         self._stats.rows += len(lanes)
         undo = None if self.history is None else self.history.deliver(lanes, step)
-
-        def fail(plan: Plan, rows: NDArray[np.intp], error: BaseException | None) -> None:
-            if self.history is not None and undo is not None:
-                self.history.restore(lanes[rows], undo[rows])
-                self.evictions.forget([plan.episode_ids[row] for row in rows])
-            self._note_failure(error)
-
         return Plan(
-            lanes, ids, step, requests, reader=self._reader, deadline=deadline, on_failure=fail
+            lanes,
+            ids,
+            step,
+            requests,
+            reader=self._reader,
+            deadline=deadline,
+            on_failure=partial(self._take_back, undo),
         )
+
+    def _take_back(
+        self,
+        undo: NDArray[np.int64] | None,
+        plan: Plan,
+        rows: NDArray[np.intp],
+        error: BaseException | None,
+    ) -> None:
+        """Count rows of a plan as not delivered: they failed, or nobody wants their answer."""
+        if self.history is not None and undo is not None:
+            self.history.restore(plan.lanes[rows], undo[rows])
+            self.evictions.forget([plan.episode_ids[row] for row in rows])
+        self._note_failure(error)
 
     def learn(self, plan: Plan) -> None:
         """Take from an answered plan whether rows must be asked for one by one."""
@@ -294,12 +302,11 @@ class ModelAdapter:
         bounds: Boundaries,
         *,
         is_history: bool,
-    ) -> tuple[Any, list[tuple[str, int | None]]]:
+    ) -> tuple[Any, Sequence[tuple[str, int | None]]]:
         """Return rows, and their episodes, as ``predict`` takes them; the watcher hears of them."""
-        episodes = [(bounds.episode_ids[lane], bounds.seeds[lane]) for lane in lanes.tolist()]
+        ids, episodes = bounds.rows(lanes)
         if self.watcher is not None:
-            names = [name for name, _ in episodes]
-            self.watcher.sending(step, lanes, names, rows, is_history=is_history)
+            self.watcher.sending(step, lanes, ids, rows, is_history=is_history)
         return self.session.pack(self._observation_codec, rows, len(lanes)), episodes
 
     def _note_failure(self, error: BaseException | None) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.errors import ConfigurationError
-from rlmesh_gym.lanes import LanePhase, mint_episode_id
+from rlmesh_gym.lanes import LanePhase, all_true, mint_episode_id
 from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.policy.planning.chunks import lane_indices
 
@@ -47,6 +48,14 @@ class TrackedEnv(Protocol):
         """Seed that began each lane's episode, None without one."""
 
 
+class RowEpisodes(NamedTuple):
+    """The episodes of the rows of a request."""
+
+    ids: tuple[str, ...]
+    episodes: tuple[tuple[str, int | None], ...]
+    """Id and seed of each, as ``predict`` takes them."""
+
+
 @dataclass(frozen=True)
 class Boundaries:
     """What the present observations are, lane by lane.
@@ -54,6 +63,9 @@ class Boundaries:
     An ``active`` lane runs, so its action matters. Where ``begun``, the observation is the first of
     its episode, at most once per episode. The episodes that are ``over`` ended since the last look;
     an id may come again. ``seeds`` are None where they are not known.
+
+    Whoever looks again while no episode has begun or ended may give the same object once more:
+    what follows from it is then found once.
     """
 
     active: NDArray[np.bool_]
@@ -61,6 +73,29 @@ class Boundaries:
     over: Sequence[str]
     episode_ids: Sequence[str]
     seeds: Sequence[int | None]
+
+    @cached_property
+    def running(self) -> NDArray[np.intp]:
+        """The active lanes, ascending."""
+        return self.active.nonzero()[0]
+
+    @cached_property
+    def all_run(self) -> bool:
+        """Whether every lane is active."""
+        return all_true(self.active)
+
+    def rows(self, lanes: NDArray[np.intp]) -> RowEpisodes:
+        """Return the episodes of some lanes."""
+        return self._running_rows if lanes is self.running else self._rows(lanes)
+
+    @cached_property
+    def _running_rows(self) -> RowEpisodes:
+        return self._rows(self.running)
+
+    def _rows(self, lanes: NDArray[np.intp]) -> RowEpisodes:
+        chosen = lanes.tolist()
+        ids = tuple([self.episode_ids[lane] for lane in chosen])
+        return RowEpisodes(ids, tuple(zip(ids, [self.seeds[lane] for lane in chosen], strict=True)))
 
 
 class Episodes:
@@ -84,23 +119,25 @@ class TrackedEpisodes(Episodes):
         self._env = env
         self._ids: tuple[str, ...] = ("",) * num_envs
         self._phases: tuple[LanePhase, ...] = ()
-        self._active = np.zeros(num_envs, np.bool_)
         self._none = np.zeros(num_envs, np.bool_)
+        self._last = Boundaries(self._none, self._none, (), self._ids, (None,) * num_envs)
 
     def look(self, episode_start: ArrayLike | None) -> Boundaries:
         """Compare the table with the last look; ``episode_start`` says nothing that it lacks."""
         del episode_start
         ids = tuple(self._env.episode_ids)
         phases = tuple(self._env.lane_phases)
-        begun = self._none
-        over: list[str] = []
+        seeds = tuple(self._env.lane_seeds)
+        last = self._last
         if ids != self._ids or phases != self._phases:
             active = np.array([phase is LanePhase.RUNNING for phase in phases], np.bool_)
             changed = np.array([new != old for new, old in zip(ids, self._ids, strict=True)])
-            begun = changed & active
             over = [self._ids[lane] for lane in np.flatnonzero(changed | ~active)]
-            self._ids, self._phases, self._active = ids, phases, active
-        return Boundaries(self._active, begun, over, ids, tuple(self._env.lane_seeds))
+            self._ids, self._phases = ids, phases
+            self._last = Boundaries(active, changed & active, over, ids, seeds)
+        elif last.begun is not self._none or last.over or seeds != last.seeds:
+            self._last = Boundaries(last.active, self._none, (), ids, seeds)
+        return self._last
 
 
 class LocalEpisodes(Episodes):

@@ -45,8 +45,7 @@ class EpisodeEvictions:
 
     def note_asked(self, episode_ids: Iterable[str]) -> None:
         """Count episodes as known to the model."""
-        for episode_id in episode_ids:
-            self._live[episode_id] = None
+        self._live.update(dict.fromkeys(episode_ids))
 
     def end(self, episode_ids: Iterable[str]) -> None:
         """Tell the model that episodes are over; those that it does not know are left out."""

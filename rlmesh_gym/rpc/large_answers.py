@@ -1,8 +1,9 @@
-"""An env's answers with large observations, put together from their parts and taken apart again.
+"""Messages with large observations, put together from their parts and taken apart again.
 
-Protobuf copies a field of bytes several times: on its way out into the message, through a growing
-buffer, into the result; on its way in into the message and out of it once more. Here the memory of
-the observation goes straight into the encoded answer, and comes out as a view of the received one.
+They are an env's answers and the requests to a model. Protobuf copies a field of bytes several
+times: on its way out into the message, through a growing buffer, into the result; on its way in
+into the message and out of it once more. Here the memory of the observation goes straight into the
+encoded message, and comes out as a view of the received one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
+from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb2
 from rlmesh_gym._proto.spaces.v1 import value_pb2
 
 if TYPE_CHECKING:
@@ -19,13 +21,19 @@ if TYPE_CHECKING:
 LARGE_BYTES = 16 * 1024
 """From here on doing it by hand is quicker."""
 
+_MOST_BYTES = 2**31 - 1
+"""What protobuf takes for a message; also what it encodes by itself."""
+
 _LENGTH_DELIMITED = 2
 _MAX_VARINT_BITS = 64
 _FIXED_BYTES = {1: 8, 5: 4}
 
 
 class RawValue(NamedTuple):
-    """A ``SpaceValue`` that was never parsed; its leaves keep the received answer alive."""
+    """A ``SpaceValue`` that is no message: its leaves are still what they are views of.
+
+    That is an answer as it was received, or the arrays that go out with a request.
+    """
 
     leaves: list[memoryview]
 
@@ -69,16 +77,22 @@ _LEAF_NUMBER = _number(value_pb2.SpaceValue, "leaves")
 _ARMS = {name: _tag(number) for number, name in _ARM_NAMES.items()}
 _OBSERVATIONS = {name: _tag(number) for name, number in _OBSERVATION_NUMBERS.items()}
 _LEAF = _tag(_LEAF_NUMBER)
+_ARMS["predict"] = _tag(_number(model_pb2.JoinRequest, "predict"))
+_OBSERVATIONS["predict"] = _tag(_number(model_pb2.PredictRequest, "observation"))
 
 
-def assemble(response: interaction_pb2.JoinResponse, leaves: Sequence[bytes | memoryview]) -> bytes:
-    """Encode ``response`` with ``leaves`` as its observation.
+def assemble(
+    message: interaction_pb2.JoinResponse | model_pb2.JoinRequest,
+    leaves: Sequence[bytes | memoryview],
+) -> bytes:
+    """Encode ``message`` with ``leaves`` as its observation.
 
-    It answers a reset or a step and has no observation yet; its arm is cleared.
+    It answers a reset or a step, or asks for a prediction, and has no observation yet; its arm is
+    cleared.
     """
-    kind = response.WhichOneof("kind") or ""
-    rest: bytes = getattr(response, kind).SerializeToString()
-    response.ClearField(kind)  # type: ignore[arg-type]
+    kind = message.WhichOneof("kind") or ""
+    rest: bytes = getattr(message, kind).SerializeToString()
+    message.ClearField(kind)  # type: ignore[arg-type]
     value: list[bytes | memoryview] = []
     for leaf in leaves:
         value += (_LEAF, _varint(len(leaf)), leaf)
@@ -86,7 +100,7 @@ def assemble(response: interaction_pb2.JoinResponse, leaves: Sequence[bytes | me
     observation = _OBSERVATIONS[kind] + _varint(value_bytes)
     return b"".join(
         [
-            response.SerializeToString(),
+            message.SerializeToString(),
             _ARMS[kind],
             _varint(len(observation) + value_bytes + len(rest)),
             observation,
@@ -94,6 +108,24 @@ def assemble(response: interaction_pb2.JoinResponse, leaves: Sequence[bytes | me
             rest,
         ]
     )
+
+
+class LargeRequest:
+    """A request to predict whose observation is put in when it is encoded, once."""
+
+    __slots__ = ("_leaves", "_message", "request_id")
+
+    def __init__(self, message: model_pb2.JoinRequest, observation: RawValue) -> None:
+        self.request_id = ""
+        self._message = message
+        self._leaves = observation.leaves
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as a message has it
+        """Encode it; a ValueError is for what protobuf would not take."""
+        if sum(map(len, self._leaves)) > _MOST_BYTES:
+            raise ValueError(f"the observation has more than {_MOST_BYTES} bytes")
+        self._message.request_id = self.request_id
+        return assemble(self._message, self._leaves)
 
 
 def parse_answer(data: bytes) -> Any:

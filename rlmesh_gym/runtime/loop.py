@@ -14,7 +14,6 @@ import numpy as np
 
 from rlmesh_gym.env.drive.batch import Batch
 from rlmesh_gym.errors import DeadlineError, RemoteError, ResetNeededError, UnavailableError
-from rlmesh_gym.lanes import all_true, any_true
 from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.policy.episodes import Boundaries, name_few
 from rlmesh_gym.runtime.context import late
@@ -92,7 +91,6 @@ class RunLoop:
         self._begun_ns = [0] * num_lanes
         self._waits_before = [(0.0, 0.0)] * num_lanes
         self._bounds: Boundaries | None = None
-        self._plays_everywhere = False
         self._observations: Leaves = []
         # Written up by the engines since the last call, by episode.
         self._records: dict[str, EpisodeRecord] = {}
@@ -116,10 +114,10 @@ class RunLoop:
             if max_steps is not None and self.total_steps >= max_steps:
                 return "max_steps"
             self._check()
-            if self._bounds is None or not self._plays_everywhere:
+            if self._bounds is None or not self._bounds.all_run:
                 self._reset()
             bounds = self._look()
-            self._step(bounds.active, self._act(bounds))
+            self._step(bounds, self._act(bounds))
             self._tick += 1
         return "max_episodes"
 
@@ -193,13 +191,11 @@ class RunLoop:
             playing = self._plan.playing.copy()
             ids, seeds = tuple(self._ids), tuple(self._seeds)
             self._bounds = Boundaries(playing, self._begun, (), ids, seeds)
-            self._plays_everywhere = all_true(playing)
         return self._bounds
 
     def _act(self, bounds: Boundaries) -> Leaves:
         """Return the actions of all lanes; those that do not play get one that means nothing."""
-        playing = bounds.active
-        if not any_true(playing):
+        if not len(bounds.running):
             return self._filler
         self._watcher.begin(self._tick)
         try:
@@ -207,12 +203,12 @@ class RunLoop:
                 actions = self._policy.act(self._observations, bounds)
         except DeadlineError as error:
             limit = "" if isinstance(self._policy, WholePolicy) else "model_predict_timeout"
-            raise late(error, limit, self._place(np.flatnonzero(playing).tolist())) from error
+            raise late(error, limit, self._place(bounds.running.tolist())) from error
         if bounds.begun is not self._nowhere:
             self._begun, self._bounds = self._nowhere, None
         if not self._hooks.listens("transform_action"):
             return actions
-        lanes = np.flatnonzero(playing)
+        lanes = bounds.running
         event = events.ActionTransform(
             *self._context.identity,
             self._tick,
@@ -232,9 +228,10 @@ class RunLoop:
 
     # Steps
 
-    def _step(self, playing: NDArray[np.bool_], actions: Leaves) -> None:
+    def _step(self, bounds: Boundaries, actions: Leaves) -> None:
         active = self._envs
-        if not self._plays_everywhere:
+        playing = bounds.active
+        if not bounds.all_run:
             active = [env for env in self._envs if env.is_active(self._plan)]
         infos: list[CallInfos] = []
         found: Batch | None = None
@@ -248,7 +245,7 @@ class RunLoop:
                 found = _put(found, env, batch, self._observation_codec, self._plan.num_lanes)
         if found is None:
             return
-        rewards = found.rewards[playing].tolist()
+        rewards = (found.rewards if bounds.all_run else found.rewards[playing]).tolist()
         self.total_steps += len(rewards)
         self.total_reward += sum(rewards)
         over = self._nowhere
@@ -262,7 +259,7 @@ class RunLoop:
             found.truncations = found.truncations | mask  # A new array: the old one is the env's.
             over = over | mask
         if rewards:
-            self._emit_step(playing, actions, found)
+            self._emit_step(bounds, actions, found)
         if not changed and not cut:
             return
         ids = self._names(np.flatnonzero(over))  # Before other episodes begin on these lanes.
@@ -353,10 +350,10 @@ class RunLoop:
 
     # Events
 
-    def _emit_step(self, playing: NDArray[np.bool_], actions: Leaves, found: Batch) -> None:
+    def _emit_step(self, bounds: Boundaries, actions: Leaves, found: Batch) -> None:
         if not self._hooks.listens("step_completed"):
             return
-        lanes = np.flatnonzero(playing)
+        lanes = bounds.running
         lengths = np.concatenate([env.group.table.lengths for env in self._envs])
         self._context.emit(
             events.StepCompleted,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym._proto.spaces.v1 import spaces_pb2
+    from rlmesh_gym.codec.spaces.checks import RowCheck
     from rlmesh_gym.codec.spaces.leaves import Leaf
 
 
@@ -58,6 +59,7 @@ class SpaceCodec:
         space: The space given.
         spec: Its description for the wire; not to be changed.
         paths: Path of each leaf.
+        row_bytes: Bytes of a row in the message, without Text.
     """
 
     def __init__(self, space: spaces.Space[Any], path: str = "$") -> None:
@@ -77,7 +79,10 @@ class SpaceCodec:
         self._structure = compile_structure(space, path, found)
         self._leaves = tuple(compile_leaf(child, where) for where, child in found)
         self._is_leaf = not isinstance(space, (spaces.Dict, spaces.Tuple))
+        self._domains = [(at, leaf.domain) for at, leaf in enumerate(self._leaves) if leaf.domain]
+        self._bounds = [(at, leaf.bounds) for at, leaf in enumerate(self._leaves) if leaf.bounds]
         self._path = path
+        self.row_bytes: int = sum(leaf.row_bytes for leaf in self._leaves)
         if any(leaf.row_bytes >= _LARGE_ROW_BYTES for leaf in self._leaves):
             _keep_large_blocks()
         self.paths: tuple[str, ...] = tuple(where for where, _ in found)
@@ -121,8 +126,7 @@ class SpaceCodec:
         """
         if isinstance(value, LeavesValue):
             return [rows.copy() for rows in self._handed_over(value, num_rows)]
-        pairs = self._paired(value.leaves)
-        return [leaf.decode(part, num_rows) for leaf, part in pairs]
+        return [leaf.decode(part, num_rows) for leaf, part in self._paired(value.leaves)]
 
     def view(self, value: value_pb2.SpaceValue | LeavesValue, num_rows: int) -> Leaves:
         """Return the leaves of a message for reading only, views of its bytes where possible.
@@ -135,9 +139,13 @@ class SpaceCodec:
         return [leaf.view(part, num_rows) for leaf, part in self._paired(value.leaves)]
 
     def _handed_over(self, value: LeavesValue, num_rows: int) -> Leaves:
-        for leaf, rows in self._paired(value.leaves):
+        leaves = value.leaves
+        if self._is_leaf and len(leaves) == 1:
+            self._leaves[0].check_rows(leaves[0], num_rows)
+            return leaves
+        for leaf, rows in self._paired(leaves):
             leaf.check_rows(rows, num_rows)
-        return value.leaves
+        return leaves
 
     def decode_into(
         self,
@@ -250,11 +258,7 @@ class SpaceCodec:
         Returns:
             ``(row, path, detail)``, at most one per row and leaf; empty when all is well.
         """
-        found = []
-        for leaf, rows in zip(self._leaves, leaves, strict=True):
-            if leaf.domain is not None:
-                found += [(row, leaf.path, detail) for row, detail in leaf.domain(rows)]
-        return found
+        return self._find(self._domains, leaves)
 
     def out_of_bounds(self, leaves: Leaves) -> list[tuple[int, str, str]]:
         """Find values that the space does not declare, though an environment may take them.
@@ -265,10 +269,15 @@ class SpaceCodec:
         Returns:
             As ``out_of_domain``; NaN is left to that.
         """
-        found = []
-        for leaf, rows in zip(self._leaves, leaves, strict=True):
-            if leaf.bounds is not None:
-                found += [(row, leaf.path, detail) for row, detail in leaf.bounds(rows)]
+        return self._find(self._bounds, leaves)
+
+    def _find(
+        self, checks: Sequence[tuple[int, RowCheck]], leaves: Leaves
+    ) -> list[tuple[int, str, str]]:
+        found: list[tuple[int, str, str]] = []
+        for at, check in checks:
+            if wrong := check(leaves[at]):
+                found += [(row, self.paths[at], detail) for row, detail in wrong]
         return found
 
     def _paired(self, leaves: Sequence[T]) -> zip[tuple[Leaf, T]]:

@@ -35,9 +35,12 @@ class NativeNextStep(Conversion):
 
     def step(self, actions: Leaves, batch: Batch) -> Exchange:
         """Step all lanes; the new episodes' ids go down with the step that begins them."""
+        if any_true(self.endpoint.ended):
+            return self._roll(actions, batch)
+        return super().step(actions, batch)
+
+    def _roll(self, actions: Leaves, batch: Batch) -> Exchange:
         endpoint = self.endpoint
-        if not any_true(endpoint.ended):
-            return (yield from super().step(actions, batch))
         beginning = np.flatnonzero(endpoint.ended).tolist()
         ids = endpoint.episode_ids
         for index in beginning:
@@ -62,9 +65,12 @@ class NextStepByLanes(Conversion):
 
     def step(self, actions: Leaves, batch: Batch) -> Exchange:
         """Step the running lanes and reset the ended ones, whose actions are ignored."""
+        if any_true(self.endpoint.ended):
+            return self._roll(actions, batch)
+        return super().step(actions, batch)
+
+    def _roll(self, actions: Leaves, batch: Batch) -> Exchange:
         endpoint = self.endpoint
-        if not any_true(endpoint.ended):
-            return (yield from super().step(actions, batch))
         ended = np.flatnonzero(endpoint.ended).tolist()
         running = np.flatnonzero(~endpoint.ended).tolist()
         if not running:

@@ -188,7 +188,7 @@ class Endpoint:
             ProtocolError: Rewards, flags or lanes do not fit the request.
         """
         count = self.num_envs if indices is None else len(indices)
-        rewards = np.array(response.rewards[:], dtype=np.float64)  # As a list: that is quicker.
+        rewards = _numbers(response.rewards)
         terminations = _flags(response.terminated_mask)
         truncations = _flags(response.truncated_mask)
         if not len(rewards) == len(terminations) == len(truncations) == count:
@@ -328,6 +328,18 @@ class Endpoint:
         self.source.close(timeout)
 
 
+def _numbers(rewards: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the rewards of a message, or of an endpoint in this process, which are fresh."""
+    if isinstance(rewards, np.ndarray):
+        return rewards
+    return np.array(rewards[:], dtype=np.float64)  # As a list: that is quicker.
+
+
+_TRUTHS = bytes([0] + [1] * 255)
+
+
 def _flags(mask: bytes | NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the flags of a message, or of an endpoint in this process."""
-    return mask if isinstance(mask, np.ndarray) else np.frombuffer(mask, dtype=np.uint8) != 0
+    """Return the flags of a message, of which any byte but 0 is true, or of one in this process."""
+    if isinstance(mask, np.ndarray):
+        return mask
+    return np.frombuffer(bytearray(mask.translate(_TRUTHS)), np.bool_)

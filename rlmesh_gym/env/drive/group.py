@@ -297,6 +297,8 @@ class EndpointGroup:
     def _settle(self, call: VectorCall) -> None:
         """Deal with the runs that failed."""
         failed = [(run, run.error) for run in call.runs if run.error is not None]
+        if not failed:
+            return
         recoverable: list[ActiveExchange] = []
         first: Error | None = None
         for run, error in failed:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlmesh_gym.errors import Error, ModelError
-from rlmesh_gym.lanes import all_true, any_true
+from rlmesh_gym.lanes import any_true
 from rlmesh_gym.policy.planning.chunks import lane_indices
 from rlmesh_gym.policy.planning.ensemble import EnsembleReplay
 from rlmesh_gym.policy.planning.prefetch import DelayEstimate, PrefetchedPlans
@@ -80,17 +80,16 @@ class LanePlanner:
             self._given_out_ns = 0
         watcher = self._adapter.watcher
         if watcher is not None and self._adapter.history is not None:
-            running = bounds.active.nonzero()[0]
-            ids = [bounds.episode_ids[lane] for lane in running.tolist()]
+            running = bounds.running
+            ids = bounds.rows(running).ids
             observations = watcher.transform(self._step, running, ids, observations)
         self._turn(observations, bounds)
-        every = all_true(bounds.active)
         if self._is_single:
-            actions = self._plan_all(observations, bounds, every=every)
+            actions = self._plan_all(observations, bounds)
         else:
-            actions = self._replay_all(observations, bounds, every=every)
+            actions = self._replay_all(observations, bounds)
         self._stats.steps += 1
-        if not every:
+        if not bounds.all_run:
             self._stats.idle_rows += int((~bounds.active).sum())
         if self._schedule.prefetch:
             self._look_ahead(observations, bounds)
@@ -98,25 +97,25 @@ class LanePlanner:
         self._step += 1
         return actions
 
-    def _plan_all(self, observations: Leaves, bounds: Boundaries, *, every: bool) -> Leaves:
+    def _plan_all(self, observations: Leaves, bounds: Boundaries) -> Leaves:
         """Plan every running lane: with a horizon of one frame there is nothing to replay."""
-        running = bounds.active.nonzero()[0]
+        running = bounds.running
         if not len(running):
             return [leaf.copy() for leaf in self._filler]
         plan = self._adapter.plan(running, observations, bounds, self._step)
         chunk, _ = self._chunk(plan, observations, bounds)
-        if every:
+        if bounds.all_run:
             return [np.ascontiguousarray(leaf[:, 0]) for leaf in chunk]
         return self._fill_up(running, [leaf[:, 0] for leaf in chunk])
 
-    def _replay_all(self, observations: Leaves, bounds: Boundaries, *, every: bool) -> Leaves:
+    def _replay_all(self, observations: Leaves, bounds: Boundaries) -> Leaves:
         """Give every running lane its next frame, and a plan first where it has none."""
         self._provide(observations, bounds)
         begun = time.perf_counter()
-        if every:
+        if bounds.all_run:
             actions: Leaves = self._replay.pop()
         else:
-            running = bounds.active.nonzero()[0]
+            running = bounds.running
             actions = self._fill_up(running, self._replay.pop(running))
         self._stats.milliseconds["replay"] += 1e3 * (time.perf_counter() - begun)
         self._stats.replayed_rows += int((bounds.active & (self._ages() > 0)).sum())

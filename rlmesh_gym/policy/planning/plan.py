@@ -60,7 +60,7 @@ class AnswerReader:
         """Wait for one answer with a row per episode, and read its frames; see :class:`Plan`.
 
         Returns:
-            Leaves of shape ``(frames, rows, *shape)``, fresh.
+            Leaves of shape ``(rows, frames, *shape)``, fresh.
         """
         begun = time.perf_counter()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -108,7 +108,7 @@ class AnswerReader:
             # Handed over by a session of this process, which has checked them and made copies.
             leaves = self._codec.view(frames[0], num_rows)
             self._tell_out_of_bounds(leaves)
-            return [leaf[np.newaxis] for leaf in leaves]
+            return [leaf[:, np.newaxis] for leaf in leaves]
         place = 0
         try:
             if len(frames) == 1:
@@ -125,7 +125,8 @@ class AnswerReader:
             message = f"row {row} at {path}: {detail}"
             raise CodecError(message, path=f"actions[{frame_index}]")
         self._tell_out_of_bounds(leaves)
-        return [leaf.reshape(len(frames), num_rows, *leaf.shape[1:]) for leaf in leaves]
+        shape = len(frames), num_rows
+        return [leaf.reshape(*shape, *leaf.shape[1:]).swapaxes(0, 1) for leaf in leaves]
 
     def _tell_out_of_bounds(self, leaves: Leaves) -> None:
         if len(self._told) == len(self._codec.paths):
@@ -207,16 +208,12 @@ class Plan:
         """
         if self._chunk is None:
             try:
-                answers = [
-                    self._reader.read(
-                        pending,
-                        self.episode_ids
-                        if len(self._requests) == 1
-                        else [self.episode_ids[row] for row in rows],
-                        self._deadline,
-                    )
-                    for rows, pending in self._requests
-                ]
+                answers = []
+                for rows, pending in self._requests:
+                    ids = self.episode_ids
+                    if len(self._requests) > 1:
+                        ids = tuple([ids[row] for row in rows])
+                    answers.append(self._reader.read(pending, ids, self._deadline))
             except BaseException as error:
                 self.give_up(error)
                 raise
@@ -240,16 +237,15 @@ class Plan:
     def _join(
         self, answers: Sequence[list[NDArray[Any]]]
     ) -> tuple[list[NDArray[Any]], NDArray[np.intp]]:
-        """Bring ``(frames, rows, ...)`` per request into ``(k, frames, ...)`` for all lanes."""
+        """Bring ``(rows, frames, ...)`` per request into ``(k, frames, ...)`` for all lanes."""
         # An action space without leaves still has frames, which only the message shows.
         frames = [
-            answer[0].shape[0] if answer else len(pending.result(0).actions)
+            answer[0].shape[1] if answer else len(pending.result(0).actions)
             for (_, pending), answer in zip(self._requests, answers, strict=True)
         ]
         self.num_frames = max(frames)
         if len(answers) == 1:
-            counts = _equal_counts(len(self.lanes), self.num_frames)
-            return [leaf.swapaxes(0, 1) for leaf in answers[0]], counts
+            return answers[0], _equal_counts(len(self.lanes), self.num_frames)
         counts = np.empty(len(self.lanes), np.intp)
         for (rows, _), count in zip(self._requests, frames, strict=True):
             counts[rows] = count
@@ -259,7 +255,7 @@ class Plan:
         ]
         for (rows, _), answer in zip(self._requests, answers, strict=True):
             for whole, leaf in zip(joined, answer, strict=True):
-                whole[rows, : leaf.shape[0]] = leaf.swapaxes(0, 1)
+                whole[rows, : leaf.shape[1]] = leaf
         return joined, counts
 
 

@@ -11,6 +11,7 @@ from rlmesh_gym.codec import EnvSpec, encode_env_spec, plain_spec
 from rlmesh_gym.rpc.client.connection import Connection
 from rlmesh_gym.rpc.client.session import Session
 from rlmesh_gym.rpc.handshake import CONCURRENT_PREDICT, EDITION, OBSERVATION_HISTORY, SPACES
+from rlmesh_gym.rpc.large_answers import LARGE_BYTES, LargeRequest, RawValue
 from rlmesh_gym.rpc.services import MODEL
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym._proto.core.v1 import env_contract_pb2
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
+    from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.client.stream import JoinStream
     from rlmesh_gym.rpc.config import TimeoutsLike, TLSLike
@@ -62,6 +64,7 @@ class ModelSession(Session):
         super().__init__(connection, response)
         self.session_id: str = f"rlmesh-gym-{uuid.uuid4()}"
         self._request_ids = itertools.count(1)
+        self._named: tuple[object, list[interaction_pb2.EpisodeInfo]] = None, []
 
     @classmethod
     def open(
@@ -92,6 +95,13 @@ class ModelSession(Session):
         """Whether the endpoint takes the observations of replayed steps."""
         return self.can(OBSERVATION_HISTORY)
 
+    @staticmethod
+    def pack(codec: SpaceCodec, leaves: Leaves, num_rows: int) -> SpaceValue | RawValue:
+        """Return a batch as ``predict`` takes it; while it is large, the arrays must stay."""
+        if codec.row_bytes * num_rows < LARGE_BYTES:
+            return codec.encode(leaves, num_rows)
+        return RawValue([memoryview(part) for part in codec.buffers(leaves, num_rows)])
+
     def resolve_adapter(
         self,
         env_id: str,
@@ -104,7 +114,7 @@ class ModelSession(Session):
 
         With ``delivers_history`` those bring the observations of replayed steps.
         """
-        request = self._request("resolve_adapter", env_id)
+        request, context = self._request("resolve_adapter", env_id)
         resolve = request.resolve_adapter
         if isinstance(env_spec, EnvSpec):
             env_spec = encode_env_spec(
@@ -119,12 +129,12 @@ class ModelSession(Session):
         resolve.selected_workflow_edition = EDITION
         resolve.execution_horizon = execution_horizon
         resolve.delivers_history = delivers_history
-        return self._ask(request, "resolve_adapter")
+        return self._send(request, "resolve_adapter", self.timeouts.predict, context=context)
 
     def predict(
         self,
         env_id: str,
-        observation: SpaceValue,
+        observation: SpaceValue | RawValue,
         episodes: Sequence[tuple[str, int | None]],
         *,
         history: Sequence[HistoryRows] = (),
@@ -135,28 +145,41 @@ class ModelSession(Session):
         Where history was agreed on, ``step`` numbers the environment's step, and ``history`` has
         the observations of those since the last request, oldest first.
         """
-        request = self._request("predict", env_id)
+        ids = [episode_id for episode_id, _ in episodes]
+        request, context = self._request("predict", env_id, ids)
         predict = request.predict
-        _fill_rows(predict, observation, episodes)
+        sent: Any = request
+        if isinstance(observation, RawValue):
+            sent = LargeRequest(request, observation)
+        else:
+            predict.observation.CopyFrom(observation)
+        self._name_rows(predict, episodes)
         for rows in history:
-            _fill_rows(predict.history.add(step=rows.step), rows.observation, rows.episodes)
+            frame = predict.history.add(step=rows.step)
+            if isinstance(rows.observation, RawValue):
+                frame.observation.leaves.extend(map(bytes, rows.observation.leaves))
+            else:
+                frame.observation.CopyFrom(rows.observation)
+            self._name_rows(frame, rows.episodes)
         if step is not None:
             predict.step = step
-        return self._ask(request, "predict", [episode_id for episode_id, _ in episodes])
+        return self._send(sent, "predict", self.timeouts.predict, context=context)
 
     def reset_adapter(
         self, env_id: str, episode_ids: Sequence[str] = ()
     ) -> Pending[interaction_pb2.ResetAdapterResponse]:
         """Tell the model that episodes are over; no ids means all of this environment's."""
-        request = self._request("reset_adapter", env_id, episode_ids=episode_ids)
-        return self._ask(request, "reset_adapter", episode_ids)
+        request, context = self._request("reset_adapter", env_id, episode_ids)
+        request.reset_adapter.episode_ids.extend(episode_ids)
+        return self._send(request, "reset_adapter", self.timeouts.predict, context=context)
 
     def release_adapter(
         self, env_id: str, reason: str = ""
     ) -> Pending[interaction_pb2.ReleaseAdapterResponse]:
         """Tell the model that the environment is gone."""
-        request = self._request("release_adapter", env_id, reason=reason)
-        return self._ask(request, "release_adapter")
+        request, context = self._request("release_adapter", env_id)
+        request.release_adapter.reason = reason
+        return self._send(request, "release_adapter", self.timeouts.predict, context=context)
 
     def hang_up(self) -> None:
         """Drop the stream with all that is in flight; the next request opens a new one."""
@@ -176,41 +199,39 @@ class ModelSession(Session):
             if not env_id:
                 return None
             if episode_ids:
-                request = self._request("reset_adapter", env_id, episode_ids=episode_ids)
-                context = _context(request.reset_adapter, episode_ids)
+                request, context = self._request("reset_adapter", env_id, episode_ids)
+                request.reset_adapter.episode_ids.extend(episode_ids)
                 stream.send(request, "reset_adapter", context=context, timeout=limit)
-            request = self._request("release_adapter", env_id, reason=reason)
-            context = _context(request.release_adapter)
+            request, context = self._request("release_adapter", env_id)
+            request.release_adapter.reason = reason
             return stream.send(request, "release_adapter", context=context, timeout=limit)
 
         self._connection.close(farewell, waits_for_work=True)
         self._finalizer.detach()
 
-    def _request(self, kind: str, env_id: str, **fields: Any) -> interaction_pb2.JoinRequest:
-        arm: dict[str, Any] = {kind: fields}
-        request = interaction_pb2.JoinRequest(**arm)
+    def _request(
+        self, kind: str, env_id: str, episode_ids: Sequence[str] = ()
+    ) -> tuple[interaction_pb2.JoinRequest, RequestContext]:
+        """Return a request with its context filled in, and what to note on its pending."""
+        request = interaction_pb2.JoinRequest()
         context = getattr(request, kind).context
         context.session_id = self.session_id
         context.env_id = env_id
-        context.request_id = f"model-{next(self._request_ids)}"
-        return request
+        context.request_id = request_id = f"model-{next(self._request_ids)}"
+        return request, RequestContext(env_id, episode_ids, request_id)
 
-    def _ask(
-        self, request: interaction_pb2.JoinRequest, kind: str, episode_ids: Sequence[str] = ()
-    ) -> Pending[Any]:
-        context = _context(getattr(request, kind), episode_ids)
-        return self._send(request, kind, self.timeouts.predict, context=context)
+    def _name_rows(self, message: Any, episodes: Sequence[tuple[str, int | None]]) -> None:
+        """Put in the episodes of the rows; those of a tuple that comes again are made once."""
+        named, infos = self._named
+        if named is not episodes:
+            infos = [
+                interaction_pb2.EpisodeInfo(episode_id=episode_id, seed=seed)
+                for episode_id, seed in episodes
+            ]
+            if isinstance(episodes, tuple):  # A list may be another one by the next time.
+                self._named = episodes, infos
+        message.episode_info.extend(infos)
 
     def _open_stream(self, kind: str, lanes: Sequence[int]) -> JoinStream:
         del kind, lanes
         return self._connection.open_stream()
-
-
-def _context(part: Any, episode_ids: Sequence[str] = ()) -> RequestContext:
-    return RequestContext(part.context.env_id, episode_ids, part.context.request_id)
-
-
-def _fill_rows(message: Any, observation: Any, episodes: Sequence[tuple[str, int | None]]) -> None:
-    message.observation.CopyFrom(observation)
-    for episode_id, seed in episodes:
-        message.episode_info.add(episode_id=episode_id, seed=seed)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc.client.pending import Pending
     from rlmesh_gym.rpc.client.stream import JoinStream
     from rlmesh_gym.rpc.config import Timeouts
+    from rlmesh_gym.rpc.large_answers import RawValue
 
 
 class Session:
@@ -76,7 +77,7 @@ class Session:
         return self.capabilities.get(capability) == "true"
 
     @staticmethod
-    def pack(codec: SpaceCodec, leaves: Leaves, num_rows: int) -> SpaceValue:
+    def pack(codec: SpaceCodec, leaves: Leaves, num_rows: int) -> SpaceValue | RawValue:
         """Return a batch in the form in which this session's requests take it."""
         return codec.encode(leaves, num_rows)
 

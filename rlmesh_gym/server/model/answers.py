@@ -109,7 +109,7 @@ def _rows(
     if codec is None:
         message = "predict: the env was resolved without an observation space"
         raise invalid(message, env_id=route.env_id)
-    ids = tuple([episode_id for episode_id, _ in episodes])
+    ids, seeds = zip(*episodes, strict=True) if episodes else ((), ())
     _check_episodes(ids, route.env_id, what)
     try:
         leaves = codec.decode(value, len(ids))
@@ -120,7 +120,7 @@ def _rows(
     for row, path, detail in codec.out_of_domain(leaves):
         message = f"{what}: observation row {row}, episode {ids[row]!r}: {path}: {detail}"
         raise invalid(message, env_id=route.env_id, episode_ids=ids)
-    return batch, ids, tuple([seed for _, seed in episodes])
+    return batch, ids, seeds
 
 
 def _check_episodes(episode_ids: Sequence[str], env_id: str, what: str) -> None:
@@ -180,14 +180,14 @@ def prediction_failed(
 
 
 def _read(route: Route, index: int, batch: Any, observation: ModelObservation) -> Leaves:
-    what = f"action frame {index}"
+    codec = route.action_codec
     try:
-        leaves = read_batch(route.action_codec, batch, observation.num_envs)
+        leaves = read_batch(codec, batch, len(observation.episode_ids))
     except CodecError as error:
-        raise _bad_answer(f"{what}: {error}", observation) from error
-    for row, path, detail in route.action_codec.out_of_domain(leaves):
-        message = f"{what}, row {row} (episode {observation.episode_ids[row]}): {path}: {detail}"
-        raise _bad_answer(message, observation)
+        raise _bad_answer(f"action frame {index}: {error}", observation) from error
+    for row, path, detail in codec.out_of_domain(leaves):
+        who = f"row {row} (episode {observation.episode_ids[row]})"
+        raise _bad_answer(f"action frame {index}, {who}: {path}: {detail}", observation)
     return leaves
 
 

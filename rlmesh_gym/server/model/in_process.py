@@ -89,30 +89,37 @@ class InProcessModelSession(InProcessSession):
         step: int | None = None,
     ) -> InProcessPending[Any]:
         """Call the handler; see ``ModelSession.predict``."""
-
-        def work() -> Any:
-            route = self._routes.get(env_id)
-            if route is None:
-                raise not_configured(env_id)
-            request = make_observation(route, observation, episodes, history=history, step=step)
-            try:
-                result = predict_frames(self.handler, request)
-            except ModelError:
-                raise
-            except Exception as error:
-                raise prediction_failed(error, route, request) from error
-            actions = [
-                # Copies, since the handler may fill its arrays anew while these wait.
-                LeavesValue([leaf.copy() for leaf in leaves])
-                for leaves in read_frames(route, request, result)
-            ]
-            route.deliver(request)
-            return SimpleNamespace(actions=actions, context=None)
-
-        ids = tuple([episode_id for episode_id, _ in episodes])
-        pending = self._call("predict", work, env_id, ids)
+        pending = self._do(
+            "predict",
+            lambda: self._predict(env_id, observation, episodes, history, step),
+            lambda error: self._explain(error, "predict", env_id, [name for name, _ in episodes]),
+        )
         pending.held = self.handler.held_state()
         return pending
+
+    def _predict(
+        self,
+        env_id: str,
+        observation: LeavesValue,
+        episodes: Sequence[tuple[str, int | None]],
+        history: Sequence[HistoryRows],
+        step: int | None,
+    ) -> SimpleNamespace:
+        route = self._routes.get(env_id)
+        if route is None:
+            raise not_configured(env_id)
+        request = make_observation(route, observation, episodes, history=history, step=step)
+        try:
+            result = predict_frames(self.handler, request)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise prediction_failed(error, route, request) from error
+        frames = read_frames(route, request, result)
+        route.deliver(request)
+        # Copies, since the handler may fill its arrays anew while these wait.
+        actions = [LeavesValue([leaf.copy() for leaf in leaves]) for leaves in frames]
+        return SimpleNamespace(actions=actions, context=None)
 
     def reset_adapter(self, env_id: str, episode_ids: Sequence[str] = ()) -> InProcessPending[None]:
         """Tell set-up and handler that episodes are over; see ``ModelSession.reset_adapter``."""
@@ -147,10 +154,14 @@ class InProcessModelSession(InProcessSession):
     def _call(
         self, operation: str, work: Callable[[], T], env_id: str, episode_ids: Sequence[str] = ()
     ) -> InProcessPending[T]:
-        def explain(error: Exception) -> ModelError:
-            if not isinstance(error, ModelError):
-                error = model_raised(error, operation, env_id=env_id, episode_ids=episode_ids)
-            error.endpoint, error.operation = self.endpoint, operation
-            return error
+        return self._do(
+            operation, work, lambda error: self._explain(error, operation, env_id, episode_ids)
+        )
 
-        return self._do(operation, work, explain)
+    def _explain(
+        self, error: Exception, operation: str, env_id: str, episode_ids: Sequence[str]
+    ) -> ModelError:
+        if not isinstance(error, ModelError):
+            error = model_raised(error, operation, env_id=env_id, episode_ids=tuple(episode_ids))
+        error.endpoint, error.operation = self.endpoint, operation
+        return error
