@@ -144,7 +144,6 @@ def test_one_seed_for_lanes_goes_to_the_first() -> None:
         for seeds, expected in (
             ([5], [5, -1, -1]),
             ([1, 2], [1, 2, -1]),
-            ([1, 2, 3, 4], [1, 2, 3]),
         ):
             lanes = infos(join.reset(seeds=seeds))["final_info"]
             assert [lane["rseed"] for lane in lanes] == expected

@@ -188,12 +188,12 @@ def test_an_exception_of_a_reset() -> None:
 
 
 def test_a_vector_envs_exception() -> None:
-    vector = counting_vector(2)
+    vector = counting_vector(3)
     with serving_raw(vector) as client:
         join = client.open()
-        error = join.refused(client.reset_request(seeds=[1, 2, 3]))
+        error = join.refused(client.reset_request(seeds=[1, 2]))
         assert error.code == INTERNAL
-        assert "num_envs=2 but got length=3" in error.message
+        assert "num_envs=3 but got length=2" in error.message
         assert join.take_end() is grpc.StatusCode.OK
         join = client.open()
         error = join.refused(client.reset_request(seeds=[-4]))

@@ -137,8 +137,9 @@ def test_every_session_has_its_own_env_where_there_may_be_several() -> None:
         return built[-1]
 
     with serving_raw(build, max_sessions=2) as client:
-        one, two = client.open(), client.open()
-        one.reset()
+        one = client.open()
+        one.reset()  # Answered, so that its env is the first.
+        two = client.open()
         two.reset()
         assert refused(client).status is grpc.StatusCode.FAILED_PRECONDITION
         one.step([1])
