@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym._proto.spaces.v1 import meta_pb2, value_pb2
     from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.env.drive.batch import Numbers
     from rlmesh_gym.env.open.sources import AnyEnvSession, Source
     from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos
     from rlmesh_gym.episodes import EpisodeLog
@@ -55,6 +56,11 @@ class StepReply:
     own_truncations: NDArray[np.bool_]
     ended: list[int]
     infos: LaneInfos | BatchedInfos | None
+
+    @property
+    def numbers(self) -> Numbers:
+        """Rewards and both flags, as a batch takes them."""
+        return self.rewards, self.terminations, self.truncations
 
     def ended_remotely(self, row: int) -> bool:
         """Whether the endpoint itself says that the row's episode is over."""
@@ -208,8 +214,9 @@ class Endpoint:
         if self.max_episode_steps is not None:
             lengths = self.lengths if indices is None else self.lengths[indices]
             truncations = own | (lengths + 1 >= self.max_episode_steps)
-        done = terminations | truncations
-        ended = done.nonzero()[0].tolist() if any_true(done) else []
+        ended: list[int] = []
+        if any_true(terminations) or any_true(truncations):
+            ended = (terminations | truncations).nonzero()[0].tolist()
         infos = self.read_infos(response.infos, count)
         return StepReply(
             response.observation, rewards, terminations, truncations, own, ended, infos
