@@ -237,7 +237,7 @@ class RunLoop:
         if not bounds.all_run:
             active = [env for env in self._envs if env.is_active(self._plan)]
         infos: list[CallInfos] = []
-        found: Batch | None = None
+        found = Batch(self._observation_codec, self._plan.num_lanes)
         with self._clock.timed(ENV_STEP):
             for env in active:
                 env.start_step(actions, self._plan)
@@ -245,8 +245,8 @@ class RunLoop:
                 batch, told = self._finish(env, "env_step_timeout")
                 infos.append(told)
                 self._take_observations(env, batch)
-                found = _put(found, env, batch, self._observation_codec, self._plan.num_lanes)
-        if found is None:
+                found.put_numbers(env.rows, batch.numbers)  # Zero where none was stepped.
+        if not active:
             return
         rewards, terminations, truncations = found.numbers
         earned = (rewards if bounds.all_run else rewards[playing]).tolist()
@@ -399,14 +399,3 @@ class RunLoop:
     def _place(self, lanes: Sequence[int]) -> str:
         episodes = name_few([self._ids[lane] for lane in lanes])
         return f"at step {self._tick}, lanes {list(lanes)}, episodes {episodes}"
-
-
-def _put(
-    found: Batch | None, env: EnvLanes, batch: Batch, codec: SpaceCodec, num_lanes: int
-) -> Batch:
-    """Put the numbers of one env beside those of the others, zero where none was stepped."""
-    if len(env.lanes) == num_lanes:
-        return batch
-    found = found or Batch(codec, num_lanes)
-    found.put_numbers(env.rows, batch.numbers)
-    return found

@@ -86,7 +86,7 @@ class Conversion:
         reply = endpoint.read_step(response)
         batch.put(reply.observation, endpoint.start, endpoint.num_envs)
         endpoint.last.keep(reply.observation)
-        batch.put_numbers(endpoint.rows, reply.numbers)
+        batch.put_numbers(endpoint.rows, (reply.rewards, reply.terminations, reply.truncations))
         return reply
 
     def take_some(
@@ -98,7 +98,7 @@ class Conversion:
         lanes = [endpoint.start + index for index in indices]
         rows = endpoint.codec.decode(reply.observation, len(indices))
         batch.put_rows(lanes, rows)
-        batch.put_numbers(lanes, reply.numbers)
+        batch.put_numbers(lanes, (reply.rewards, reply.terminations, reply.truncations))
         endpoint.last.keep_rows(indices, rows)
         return reply
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym._proto.spaces.v1 import meta_pb2, value_pb2
     from rlmesh_gym.codec import Leaves, SpaceCodec
-    from rlmesh_gym.env.drive.batch import Numbers
     from rlmesh_gym.env.open.sources import AnyEnvSession, Source
     from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos
     from rlmesh_gym.episodes import EpisodeLog
@@ -56,11 +55,6 @@ class StepReply:
     own_truncations: NDArray[np.bool_]
     ended: list[int]
     infos: LaneInfos | BatchedInfos | None
-
-    @property
-    def numbers(self) -> Numbers:
-        """Rewards and both flags, as a batch takes them."""
-        return self.rewards, self.terminations, self.truncations
 
     def ended_remotely(self, row: int) -> bool:
         """Whether the endpoint itself says that the row's episode is over."""
@@ -194,7 +188,9 @@ class Endpoint:
             ProtocolError: Rewards, flags or lanes do not fit the request.
         """
         count = self.num_envs if indices is None else len(indices)
-        rewards = _numbers(response.rewards)
+        rewards: Any = response.rewards
+        if not isinstance(rewards, np.ndarray):  # Those of an endpoint here are fresh.
+            rewards = np.array(rewards[:], dtype=np.float64)  # As a list: that is quicker.
         terminations = _flags(response.terminated_mask)
         truncations = _flags(response.truncated_mask)
         if not len(rewards) == len(terminations) == len(truncations) == count:
@@ -333,13 +329,6 @@ class Endpoint:
         """
         self.session.close()
         self.source.close(timeout)
-
-
-def _numbers(rewards: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rewards of a message, or of an endpoint in this process, which are fresh."""
-    if isinstance(rewards, np.ndarray):
-        return rewards
-    return np.array(rewards[:], dtype=np.float64)  # As a list: that is quicker.
 
 
 _TRUTHS = bytes([0] + [1] * 255)
