@@ -155,11 +155,12 @@ class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
         group.prepare_step()
         group.start_step(self._actions.read_one(action))
         batch, parts = group.finish(group.timeouts.step)
+        rewards, terminations, truncations = batch.numbers
         return (
             batch.sample(0),
-            float(batch.rewards[0]),
-            bool(batch.terminations[0]),
-            bool(batch.truncations[0]),
+            float(rewards[0]),
+            bool(terminations[0]),
+            bool(truncations[0]),
             self._info(parts),
         )
 

@@ -246,13 +246,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
 
     def _finish_step(self, timeout: float | None) -> StepResult:
         batch, parts = self._group.finish(timeout)
-        return (
-            self._observations(batch),
-            batch.rewards,
-            batch.terminations,
-            batch.truncations,
-            self._infos(parts),
-        )
+        return (self._observations(batch), *batch.numbers, self._infos(parts))
 
     def reset(
         self,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.env.drive.batch import Numbers
     from rlmesh_gym.episodes import EpisodeRecord
     from rlmesh_gym.runtime.context import RunContext
     from rlmesh_gym.runtime.ends.env_lanes import CallInfos, EnvLanes
@@ -74,6 +75,8 @@ class RunLoop:
         self._hooks = context.hooks
         self._clock = context.clock
         self._cuts_episodes = context.spec.cuts_episodes
+        self._transforms: bool = context.hooks.listens("transform_action")
+        self._tells_steps: bool = context.hooks.listens("step_completed")
         self._envs = envs
         self._policy = policy
         self._watcher = watcher
@@ -206,7 +209,7 @@ class RunLoop:
             raise late(error, limit, self._place(bounds.running.tolist())) from error
         if bounds.begun is not self._nowhere:
             self._begun, self._bounds = self._nowhere, None
-        if not self._hooks.listens("transform_action"):
+        if not self._transforms:
             return actions
         lanes = bounds.running
         event = events.ActionTransform(
@@ -234,7 +237,7 @@ class RunLoop:
         if not bounds.all_run:
             active = [env for env in self._envs if env.is_active(self._plan)]
         infos: list[CallInfos] = []
-        found: Batch | None = None
+        found = Batch(self._observation_codec, self._plan.num_lanes)
         with self._clock.timed(ENV_STEP):
             for env in active:
                 env.start_step(actions, self._plan)
@@ -242,24 +245,25 @@ class RunLoop:
                 batch, told = self._finish(env, "env_step_timeout")
                 infos.append(told)
                 self._take_observations(env, batch)
-                found = _put(found, env, batch, self._observation_codec, self._plan.num_lanes)
-        if found is None:
+                found.put_numbers(env.rows, batch.numbers)  # Zero where none was stepped.
+        if not active:
             return
-        rewards = (found.rewards if bounds.all_run else found.rewards[playing]).tolist()
-        self.total_steps += len(rewards)
-        self.total_reward += sum(rewards)
+        rewards, terminations, truncations = found.numbers
+        earned = (rewards if bounds.all_run else rewards[playing]).tolist()
+        self.total_steps += len(earned)
+        self.total_reward += sum(earned)
         over = self._nowhere
         changed = [env for env in active if env.has_changed()]
         if changed:
-            over = (found.terminations | found.truncations) & playing
+            over = (terminations | truncations) & playing
         cut: set[int] = set()
         if self._cuts_episodes:
             mask = self._to_cut(playing) & ~over
             cut.update(np.flatnonzero(mask).tolist())
-            found.truncations = found.truncations | mask  # A new array: the old one is the env's.
+            truncations = truncations | mask  # A new array: the old one is the env's.
             over = over | mask
-        if rewards:
-            self._emit_step(bounds, actions, found)
+        if earned and self._tells_steps:
+            self._emit_step(bounds, actions, (rewards, terminations, truncations))
         if not changed and not cut:
             return
         ids = self._names(np.flatnonzero(over))  # Before other episodes begin on these lanes.
@@ -350,10 +354,9 @@ class RunLoop:
 
     # Events
 
-    def _emit_step(self, bounds: Boundaries, actions: Leaves, found: Batch) -> None:
-        if not self._hooks.listens("step_completed"):
-            return
+    def _emit_step(self, bounds: Boundaries, actions: Leaves, numbers: Numbers) -> None:
         lanes = bounds.running
+        rewards, terminations, truncations = [column[lanes] for column in numbers]
         lengths = np.concatenate([env.group.table.lengths for env in self._envs])
         self._context.emit(
             events.StepCompleted,
@@ -361,9 +364,9 @@ class RunLoop:
             lanes=tuple(lanes.tolist()),
             episode_ids=self._names(lanes),
             episode_steps=tuple(self._lengths(lanes, lengths)),
-            rewards=found.rewards[lanes],
-            terminations=found.terminations[lanes],
-            truncations=found.truncations[lanes],
+            rewards=rewards,
+            terminations=terminations,
+            truncations=truncations,
             action_rows=Rows(self._action_codec, [leaf[lanes] for leaf in actions], len(lanes)),
             observation_rows=Rows(
                 self._observation_codec, [leaf[lanes] for leaf in self._observations], len(lanes)
@@ -396,16 +399,3 @@ class RunLoop:
     def _place(self, lanes: Sequence[int]) -> str:
         episodes = name_few([self._ids[lane] for lane in lanes])
         return f"at step {self._tick}, lanes {list(lanes)}, episodes {episodes}"
-
-
-def _put(
-    found: Batch | None, env: EnvLanes, batch: Batch, codec: SpaceCodec, num_lanes: int
-) -> Batch:
-    """Put the numbers of one env beside those of the others, zero where none was stepped."""
-    if len(env.lanes) == num_lanes:
-        return batch
-    found = found or Batch(codec, num_lanes)
-    found.rewards[env.rows] = batch.rewards
-    found.terminations[env.rows] = batch.terminations
-    found.truncations[env.rows] = batch.truncations
-    return found

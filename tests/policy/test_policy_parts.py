@@ -115,6 +115,24 @@ def test_both_sources_see_the_same_boundaries(mode: AutoresetMode) -> None:
             local.restart(terminations)
 
 
+def test_looks_between_two_changes_are_one_object() -> None:
+    lanes = ScriptedLanes(lambda: 4, AutoresetMode.NEXT_STEP, chunk=1, num_envs=2)
+    lanes.reset()
+    tracked = TrackedEpisodes(lanes, 2)
+    first, second = tracked.look(None), tracked.look(None)
+    assert (masks(first)[0], masks(second)[0]) == ([True, True], NO)
+    assert tracked.look(None) is second
+    ids, episodes = second.rows(second.running)
+    assert ids == lanes.episode_ids
+    assert episodes == tuple(zip(ids, lanes.lane_seeds, strict=True))
+    assert second.rows(np.array([1])).ids == ids[1:]
+    while second.all_run:
+        lanes.step()
+        last, second = second, tracked.look(None)
+    assert second is not last
+    assert (second.running.tolist(), second.rows(second.running).ids) == ([], ())
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rlmesh_gym._proto.spaces.v1 import spaces_pb2
-    from rlmesh_gym.codec.spaces.checks import RowCheck
     from rlmesh_gym.codec.spaces.leaves import Leaf
 
 
@@ -79,8 +78,9 @@ class SpaceCodec:
         self._structure = compile_structure(space, path, found)
         self._leaves = tuple(compile_leaf(child, where) for where, child in found)
         self._is_leaf = not isinstance(space, (spaces.Dict, spaces.Tuple))
-        self._domains = [(at, leaf.domain) for at, leaf in enumerate(self._leaves) if leaf.domain]
-        self._bounds = [(at, leaf.bounds) for at, leaf in enumerate(self._leaves) if leaf.bounds]
+        leaves = list(enumerate(self._leaves))
+        self._domains = [(at, leaf.domain) for at, leaf in leaves if leaf.domain]
+        self._bounds = [(at, leaf.bounds) for at, leaf in leaves if leaf.bounds]
         self._path = path
         self.row_bytes: int = sum(leaf.row_bytes for leaf in self._leaves)
         if any(leaf.row_bytes >= _LARGE_ROW_BYTES for leaf in self._leaves):
@@ -139,13 +139,9 @@ class SpaceCodec:
         return [leaf.view(part, num_rows) for leaf, part in self._paired(value.leaves)]
 
     def _handed_over(self, value: LeavesValue, num_rows: int) -> Leaves:
-        leaves = value.leaves
-        if self._is_leaf and len(leaves) == 1:
-            self._leaves[0].check_rows(leaves[0], num_rows)
-            return leaves
-        for leaf, rows in self._paired(leaves):
+        for leaf, rows in self._paired(value.leaves):
             leaf.check_rows(rows, num_rows)
-        return leaves
+        return value.leaves
 
     def decode_into(
         self,
@@ -258,7 +254,11 @@ class SpaceCodec:
         Returns:
             ``(row, path, detail)``, at most one per row and leaf; empty when all is well.
         """
-        return self._find(self._domains, leaves)
+        found: list[tuple[int, str, str]] = []
+        for at, check in self._domains:
+            if wrong := check(leaves[at]):
+                found += [(row, self.paths[at], detail) for row, detail in wrong]
+        return found
 
     def out_of_bounds(self, leaves: Leaves) -> list[tuple[int, str, str]]:
         """Find values that the space does not declare, though an environment may take them.
@@ -269,13 +269,8 @@ class SpaceCodec:
         Returns:
             As ``out_of_domain``; NaN is left to that.
         """
-        return self._find(self._bounds, leaves)
-
-    def _find(
-        self, checks: Sequence[tuple[int, RowCheck]], leaves: Leaves
-    ) -> list[tuple[int, str, str]]:
         found: list[tuple[int, str, str]] = []
-        for at, check in checks:
+        for at, check in self._bounds:
             if wrong := check(leaves[at]):
                 found += [(row, self.paths[at], detail) for row, detail in wrong]
         return found

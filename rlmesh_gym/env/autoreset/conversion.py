@@ -86,12 +86,7 @@ class Conversion:
         reply = endpoint.read_step(response)
         batch.put(reply.observation, endpoint.start, endpoint.num_envs)
         endpoint.last.keep(reply.observation)
-        if endpoint.num_envs == batch.num_envs:
-            batch.rewards = reply.rewards
-            batch.terminations = reply.terminations
-            batch.truncations = reply.truncations
-        else:
-            self._put_numbers(endpoint.rows, reply, batch)
+        batch.put_numbers(endpoint.rows, (reply.rewards, reply.terminations, reply.truncations))
         return reply
 
     def take_some(
@@ -103,14 +98,9 @@ class Conversion:
         lanes = [endpoint.start + index for index in indices]
         rows = endpoint.codec.decode(reply.observation, len(indices))
         batch.put_rows(lanes, rows)
-        self._put_numbers(lanes, reply, batch)
+        batch.put_numbers(lanes, (reply.rewards, reply.terminations, reply.truncations))
         endpoint.last.keep_rows(indices, rows)
         return reply
-
-    def _put_numbers(self, lanes: slice | list[int], reply: StepReply, batch: Batch) -> None:
-        batch.rewards[lanes] = reply.rewards
-        batch.terminations[lanes] = reply.terminations
-        batch.truncations[lanes] = reply.truncations
 
     def rows(self, infos: LaneInfos | BatchedInfos | None) -> InfoRows:
         """Return the infos of all lanes as an exchange ends with them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from rlmesh_gym._proto.spaces.v1.value_pb2 import SpaceValue
     from rlmesh_gym.codec import Leaves, SpaceCodec
+
+    Numbers: TypeAlias = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
 
 
 class Batch:
@@ -26,16 +28,10 @@ class Batch:
     __slots__ = (
         "_codec",
         "_leaves",
+        "_numbers",
         "_read_only",
         "num_envs",
-        "rewards",
-        "terminations",
-        "truncations",
     )
-
-    rewards: NDArray[np.float64]
-    terminations: NDArray[np.bool_]
-    truncations: NDArray[np.bool_]
 
     def __init__(
         self,
@@ -48,10 +44,24 @@ class Batch:
         self._codec = codec
         self._leaves = leaves
         self._read_only = read_only
+        self._numbers: Numbers | None = None
         self.num_envs: int = num_envs
-        self.rewards = np.zeros(num_envs, dtype=np.float64)
-        self.terminations = np.zeros(num_envs, dtype=np.bool_)
-        self.truncations = np.zeros(num_envs, dtype=np.bool_)
+
+    @property
+    def numbers(self) -> Numbers:
+        """Rewards, terminations and truncations; zero where no endpoint has written."""
+        if self._numbers is None:
+            count = self.num_envs
+            self._numbers = np.zeros(count), np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        return self._numbers
+
+    def put_numbers(self, lanes: Sequence[int] | slice, numbers: Numbers) -> None:
+        """Write those of some lanes; those of all lanes are taken over as they are."""
+        if len(numbers[0]) == self.num_envs:
+            self._numbers = numbers
+            return
+        for whole, part in zip(self.numbers, numbers, strict=True):
+            whole[lanes] = part
 
     @property
     def leaves(self) -> Leaves:

@@ -188,7 +188,9 @@ class Endpoint:
             ProtocolError: Rewards, flags or lanes do not fit the request.
         """
         count = self.num_envs if indices is None else len(indices)
-        rewards = _numbers(response.rewards)
+        rewards: Any = response.rewards
+        if not isinstance(rewards, np.ndarray):  # Those of an endpoint here are fresh.
+            rewards = np.array(rewards[:], dtype=np.float64)  # As a list: that is quicker.
         terminations = _flags(response.terminated_mask)
         truncations = _flags(response.truncated_mask)
         if not len(rewards) == len(terminations) == len(truncations) == count:
@@ -208,8 +210,9 @@ class Endpoint:
         if self.max_episode_steps is not None:
             lengths = self.lengths if indices is None else self.lengths[indices]
             truncations = own | (lengths + 1 >= self.max_episode_steps)
-        done = terminations | truncations
-        ended = done.nonzero()[0].tolist() if any_true(done) else []
+        ended: list[int] = []
+        if any_true(terminations) or any_true(truncations):
+            ended = (terminations | truncations).nonzero()[0].tolist()
         infos = self.read_infos(response.infos, count)
         return StepReply(
             response.observation, rewards, terminations, truncations, own, ended, infos
@@ -326,13 +329,6 @@ class Endpoint:
         """
         self.session.close()
         self.source.close(timeout)
-
-
-def _numbers(rewards: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rewards of a message, or of an endpoint in this process, which are fresh."""
-    if isinstance(rewards, np.ndarray):
-        return rewards
-    return np.array(rewards[:], dtype=np.float64)  # As a list: that is quicker.
 
 
 _TRUTHS = bytes([0] + [1] * 255)

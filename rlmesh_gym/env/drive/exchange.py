@@ -53,10 +53,6 @@ class ActiveExchange:
         self.error: Error | None = None
         self.is_torn: bool = False
 
-    def begin(self) -> None:
-        """Send the first request; what goes wrong stands in ``error``."""
-        self._resume(None, None)
-
     def proceed(self, timeout: float | None) -> None:
         """Wait for the answer and go on; after a DeadlineError the exchange stays where it is."""
         pending = self.pending
@@ -67,13 +63,14 @@ class ActiveExchange:
         except DeadlineError:
             raise
         except Error as error:
-            self._resume(None, error)
+            self.go_on(failure=error)
             return
         if self.endpoint.watch is not None:
             self.endpoint.watch(pending)
-        self._resume(message, None)
+        self.go_on(message)
 
-    def _resume(self, message: Any, failure: Error | None) -> None:
+    def go_on(self, message: Any = None, failure: Error | None = None) -> None:
+        """Send the first request, or take in an answer; what goes wrong stands in ``error``."""
         self.is_torn = True
         self.pending = None
         try:

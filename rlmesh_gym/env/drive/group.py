@@ -247,7 +247,7 @@ class EndpointGroup:
             runs = sorted(runs, key=lambda run: run.endpoint.is_lost)
         self._call = call
         for run in runs:
-            run.begin()
+            run.go_on()
             error = run.error
             is_request = error is not None and not isinstance(error, RemoteError)
             if error is not None and is_request and not call.is_waiting:
@@ -267,11 +267,13 @@ class EndpointGroup:
             raise NoPendingCallError("nothing is in flight", name=str(self.pending))
         self.pending = None
         call.finish(timeout)
-        try:
-            self._settle(call)
-        except Error:
-            self._call = None
-            raise
+        failed = [(run, run.error) for run in call.runs if run.error is not None]
+        if failed:
+            try:
+                self._settle(call, failed)
+            except Error:
+                self._call = None
+                raise
         self._call = None
         return call.batch, [(run.endpoint, run.infos) for run in call.runs]
 
@@ -294,11 +296,8 @@ class EndpointGroup:
                 run.endpoint.is_loss_told = False
         self._call = None
 
-    def _settle(self, call: VectorCall) -> None:
+    def _settle(self, call: VectorCall, failed: list[tuple[ActiveExchange, Error]]) -> None:
         """Deal with the runs that failed."""
-        failed = [(run, run.error) for run in call.runs if run.error is not None]
-        if not failed:
-            return
         recoverable: list[ActiveExchange] = []
         first: Error | None = None
         for run, error in failed:
@@ -341,7 +340,7 @@ class EndpointGroup:
         again = VectorCall("reset", call.batch)
         run = ActiveExchange(endpoint, exchange)
         again.runs.append(run)
-        run.begin()
+        run.go_on()
         again.finish(self.timeouts.reset)
         if run.error is not None:
             raise run.error

@@ -103,9 +103,10 @@ class Recovery:
         lanes = endpoint.rows
         endpoint.is_loss_told = True
         batch.put_rows(lanes, endpoint.last.rows())
-        batch.rewards[lanes] = 0.0
-        batch.terminations[lanes] = False
-        batch.truncations[lanes] = True
+        rewards, terminations, truncations = batch.numbers
+        rewards[lanes] = 0.0
+        terminations[lanes] = False
+        truncations[lanes] = True
         _logger.warning(
             "connection to %s lost; lanes %s are truncated", endpoint.address, list(endpoint.lanes)
         )

@@ -35,6 +35,10 @@ class RunWatcher:
         self.rows: int = 0  # rows in them,
         self.most_frames: int = 0  # and most frames of one that are executed.
         self._context = context
+        listens = context.hooks.listens
+        self._transforms: bool = listens("transform_observation")
+        self._tells_sent: bool = listens("observation_emitted")
+        self._tells_planned: bool = listens("action_received")
         self._observation_codec, self._action_codec = codecs
         self._offset: int | None = None
         # Lanes whose observation of one step is transformed already, and the result.
@@ -55,10 +59,10 @@ class RunWatcher:
         self, step: int, lanes: NDArray[np.intp], episode_ids: Sequence[str], observations: Leaves
     ) -> Leaves:
         """Let ``transform_observation`` change the lanes' observations, each once per step."""
-        context = self._context
         at = self._run_step(step)
-        if not context.hooks.listens("transform_observation"):
+        if not self._transforms:
             return observations
+        context = self._context
         if self._at != at:
             self._at = at
             self._done = np.zeros(len(observations[0]) if observations else 0, np.bool_)
@@ -95,11 +99,10 @@ class RunWatcher:
         is_history: bool,
     ) -> None:
         """Emit ``observation_emitted``."""
-        at = self._run_step(step)
-        if self._context.hooks.listens("observation_emitted"):
+        if self._tells_sent:
             self._context.emit(
                 events.ObservationEmitted,
-                step=at,
+                step=self._run_step(step),
                 lanes=tuple(lanes.tolist()),
                 episode_ids=tuple(episode_ids),
                 is_history=is_history,
@@ -125,7 +128,7 @@ class RunWatcher:
         self.calls += plan.num_requests
         self.rows += len(plan.lanes)
         self.most_frames = max(self.most_frames, num_frames)
-        if self._context.hooks.listens("action_received"):
+        if self._tells_planned:
             self._context.emit(
                 events.ActionReceived,
                 step=self._run_step(plan.step),

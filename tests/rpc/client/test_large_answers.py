@@ -1,4 +1,4 @@
-"""Answers with large observations: taken apart by hand they read as protobuf reads them."""
+"""Large observations in answers and requests: by hand they read and are written as by protobuf."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from google.protobuf.message import DecodeError
 from gymnasium import spaces
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2 as pb
+from rlmesh_gym._proto.model.v1 import interaction_pb2 as model_pb
 from rlmesh_gym.codec import SpaceCodec
-from rlmesh_gym.rpc.large_answers import LARGE_BYTES, RawValue, assemble, parse_answer
+from rlmesh_gym.rpc import ModelSession
+from rlmesh_gym.rpc.large_answers import (
+    LARGE_BYTES,
+    LargeRequest,
+    RawValue,
+    assemble,
+    parse_answer,
+)
 
 LARGE = bytes(range(251)) * 300
 
@@ -56,6 +64,30 @@ def test_a_large_observation_stays_where_it_was_received(kind: str, leaves: list
         assert isinstance(body.observation, RawValue)
         assert all(leaf.obj is encoded for leaf in body.observation.leaves)
         check_equal(answer, expected, kind)
+
+
+@pytest.mark.parametrize("leaves", [[LARGE], [b"", LARGE, b"abc"]])
+def test_a_large_request_is_the_message_that_protobuf_encodes(leaves: list[bytes]) -> None:
+    request = model_pb.JoinRequest()
+    request.predict.context.env_id = "env"
+    request.predict.episode_info.add(episode_id="a", seed=3)
+    request.predict.step = 7
+    expected = model_pb.JoinRequest(request_id="12")
+    expected.predict.CopyFrom(request.predict)
+    expected.predict.observation.leaves.extend(leaves)
+    large = LargeRequest(request, RawValue([memoryview(leaf) for leaf in leaves]))
+    large.request_id = "12"
+    assert model_pb.JoinRequest.FromString(large.SerializeToString()) == expected
+
+
+def test_a_large_batch_is_packed_without_a_copy() -> None:
+    codec = SpaceCodec(spaces.Box(0, 255, (LARGE_BYTES // 2,), np.uint8))
+    rows = codec.empty(2)
+    packed = ModelSession.pack(codec, rows, 2)
+    assert isinstance(packed, RawValue)
+    assert np.shares_memory(np.frombuffer(packed.leaves[0], np.uint8), rows[0])
+    small = [rows[0][:1]]
+    assert ModelSession.pack(codec, small, 1) == codec.encode(small, 1)
 
 
 def test_small_answers_and_other_kinds_are_messages() -> None:

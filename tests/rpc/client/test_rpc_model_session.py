@@ -7,10 +7,12 @@ import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rlmesh_gym._proto.model.v1 import interaction_pb2 as pb
-from rlmesh_gym.codec import encode_env_spec
+from rlmesh_gym.codec import SpaceCodec, encode_env_spec
 from rlmesh_gym.errors import ClosedError, ModelError, UnavailableError
 from rlmesh_gym.rpc import HistoryRows, JoinPeer, ModelSession
 from rlmesh_gym.rpc.services import MODEL
@@ -175,3 +177,36 @@ def test_handshake_answers_while_a_model_is_at_work() -> None:
             assert second.ping() < 0.5
         release.set()
         pending.result(WAIT)
+
+
+def test_rows_are_named_by_the_episodes_given_whatever_was_given_before() -> None:
+    seen: list[pb.JoinRequest] = []
+
+    def join(requests: Iterator[Any], peer: JoinPeer) -> Iterator[Any]:
+        for request in requests:
+            seen.append(request)
+            response = pb.JoinResponse(request_id=request.request_id)
+            response.predict.SetInParent()
+            yield response
+
+    kept, other = (("e1", 7), ("e2", None)), (("e3", None),)
+    changing: list[tuple[str, int | None]] = [("e4", 1)]
+    with model_host(join) as address, ModelSession.open(address) as session:
+        for episodes in (kept, kept, other, changing):
+            session.predict("env-1", OBSERVATION, episodes).result(WAIT)
+        changing[0] = ("e5", 0)
+        session.predict("env-1", OBSERVATION, changing).result(WAIT)
+        # Large observations go out another way, and so do those of replayed steps.
+        rows = [np.arange(2**15, dtype=np.uint8).reshape(1, -1)]
+        large = session.pack(SpaceCodec(spaces.Box(0, 255, (2**15,), np.uint8)), rows, 1)
+        frame = HistoryRows(1, large, kept[:1])
+        session.predict("env-1", large, other, history=[frame], step=2).result(WAIT)
+    names = [
+        [(e.episode_id, e.seed if e.HasField("seed") else None) for e in part.predict.episode_info]
+        for part in seen
+    ]
+    assert names == [[*kept], [*kept], [*other], [("e4", 1)], [("e5", 0)], [*other]]
+    last = seen[-1].predict
+    assert [list(last.observation.leaves), last.step] == [[rows[0].tobytes()], 2]
+    assert list(last.history[0].observation.leaves) == [rows[0].tobytes()]
+    assert [e.episode_id for e in last.history[0].episode_info] == ["e1"]
