@@ -32,6 +32,26 @@ _ID_BYTES = 38
 """What the episode id of one lane takes in a request; none has fewer than that."""
 
 
+_UNNAMED = "UnknownEnv-v1"
+"""What the released package calls an environment without a spec, too."""
+
+
+def find_env_id(env: Any) -> str:
+    """Return the name of an environment, a vector of them or a wrapper, whatever it was made by.
+
+    What runs elsewhere has the name that its endpoint tells, in place of the id that stands for all
+    remote environments. A vector that was built from functions has no spec; its environments have.
+    """
+    base = getattr(env, "unwrapped", env)
+    told = getattr(getattr(base, "contract", None), "env_id", "")
+    if told:
+        return str(told)
+    inner = getattr(base, "envs", None)
+    first = inner[:1] if isinstance(inner, (list, tuple)) else ()
+    specs = (getattr(one, "spec", None) for one in (env, *first))
+    return str(next((spec.id for spec in specs if spec is not None), _UNNAMED))
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """One lane of an environment, as a policy sees it.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from rlmesh_gym.codec import EnvSpec, find_autoreset_mode, split_metadata
+from rlmesh_gym.codec import EnvSpec, find_autoreset_mode, find_env_id, split_metadata
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.policy.caller_warning import warn_caller
 from rlmesh_gym.policy.episodes import LocalEpisodes, TrackedEnv, TrackedEpisodes
@@ -61,10 +61,6 @@ def view_env(
     base = getattr(envs, "unwrapped", envs)
     contract = getattr(base, "contract", None)
     metadata, left_out = split_metadata(getattr(contract or base, "metadata", None) or {})
-    name = getattr(contract, "env_id", "")
-    if not name:
-        spec = getattr(envs, "spec", None)
-        name = "UnknownEnv-v1" if spec is None else spec.id
     for key, reason in left_out.items():
         warn_caller(f"metadata[{key!r}] of the env is not told to the model: {reason}")
     return EnvView(
@@ -74,7 +70,7 @@ def view_env(
         TrackedEpisodes(base, lanes)
         if isinstance(base, TrackedEnv)
         else LocalEpisodes(lanes, find_autoreset_mode(envs), warns=envs is not None or lanes > 1),
-        EnvSpec(str(name), single_observation_space, single_action_space, metadata),
+        EnvSpec(find_env_id(envs), single_observation_space, single_action_space, metadata),
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from rlmesh_gym.codec import find_env_id
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
 from rlmesh_gym.env.drive.group import EndpointGroup
 from rlmesh_gym.env.open.connect import check_alike
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc import TLSLike
     from rlmesh_gym.runtime.cancellation import CancellationWatch
     from rlmesh_gym.runtime.spec import RuntimeLimits
-
-
-_UNNAMED = "UnknownEnv-v1"
 
 
 @dataclass(frozen=True)
@@ -103,23 +101,11 @@ def _over_session(session: AnyEnvSession) -> RunEnv:
 def _served(env: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> ServedLanes | ServedVector:
     """Return an env of this process as a server drives it, stepped just as it is."""
     if isinstance(env, gymnasium.Env):
-        return ServedLanes([env], _name(env))
-    served = ServedVector(env, _name(env), in_process=True)
+        return ServedLanes([env], find_env_id(env))
+    served = ServedVector(env, find_env_id(env), in_process=True)
     if served.contract.autoreset_mode is AutoresetMode.DISABLED:
         served.has_partial_reset = True  # There is no other way to reset a lane.
     return served
-
-
-def _name(env: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> str:
-    base = env.unwrapped
-    contract = getattr(base, "contract", None)
-    if contract is not None:
-        # What runs elsewhere, in place of the id that stands for all remote environments.
-        return str(contract.env_id)
-    # A vector that was built from functions has no spec; its environments have.
-    inner = getattr(base, "envs", ()) if isinstance(base, VectorEnv) else ()
-    specs = (getattr(one, "spec", None) for one in (env, *inner[:1]))
-    return next((spec.id for spec in specs if spec is not None), _UNNAMED)
 
 
 def connect(

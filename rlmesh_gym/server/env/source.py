@@ -9,7 +9,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from rlmesh_gym._proto.core.v1 import env_contract_pb2
-from rlmesh_gym.codec import encode_contract, plain_spec, without_unsupported
+from rlmesh_gym.codec import encode_contract, find_env_id, plain_spec, without_unsupported
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.rpc import ARRAYS, FINAL_OBS, PARTIAL_RESET, SPACES, SUBSET_STEP
 from rlmesh_gym.server.env.served_lanes import ServedLanes
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 _logger = logging.getLogger(__name__)
-_UNKNOWN_ID = "UnknownEnv-v1"
 
 
 class EnvSource:
@@ -128,8 +127,7 @@ class EnvSource:
         elif isinstance(env, gym.Env):
             served = ServedLanes([env], self._name(env), overlap=self._overlap)
         elif isinstance(env, (list, tuple)) and all(isinstance(lane, gym.Env) for lane in env):
-            name = self._name(env[0]) if env else _UNKNOWN_ID
-            served = ServedLanes(env, name, overlap=self._overlap)
+            served = ServedLanes(env, self._name(env[0] if env else None), overlap=self._overlap)
         else:
             raise ConfigurationError(
                 "expected a gymnasium.Env, a list of them or a gymnasium.vector.VectorEnv, "
@@ -138,10 +136,8 @@ class EnvSource:
         served.contract = without_unsupported(served.contract)
         return served
 
-    def _name(self, env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> str:
-        if self._env_id:
-            return self._env_id
-        return env.spec.id if env.spec is not None else _UNKNOWN_ID
+    def _name(self, env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | None) -> str:
+        return self._env_id or find_env_id(env)
 
 
 def _close(served: ServedEnv) -> None:
