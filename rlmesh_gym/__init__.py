@@ -7,11 +7,15 @@ This module is the public API and holds no logic. Names are resolved on first us
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym import errors
 from rlmesh_gym._version import __version__
 from rlmesh_gym.registration import register
+
+# gRPC logs on its own what our errors say better; it reads this once, at its import.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 if TYPE_CHECKING:
     from rlmesh_gym.env import ConformanceWarning, RemoteEnv, RemoteVectorEnv

@@ -54,8 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if reconfigure is not None:
             # A terminal without Unicode shows question marks instead of ending the program.
             reconfigure(errors="replace")
-    # gRPC logs on its own what our errors say better; it reads this once, at its import.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     parser = _parser(arguments)
     options = parser.parse_args(arguments)
     if options.execute is None:
