@@ -8,6 +8,7 @@ encoded message, and comes out as a view of the received one.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
@@ -56,6 +57,7 @@ def _tag(number: int) -> bytes:
     return _varint(number << 3 | _LENGTH_DELIMITED)
 
 
+@lru_cache(maxsize=256)  # Messages of one stream come in few sizes.
 def _varint(number: int) -> bytes:
     encoded = bytearray()
     while number > 0x7F:  # noqa: PLR2004 - seven bits a byte

@@ -61,6 +61,7 @@ class CallClock:
             self._local_ns += pending.elapsed_ns
         else:
             timing = timing_of_answer(
+                self._operation,
                 pending.response,
                 pending.elapsed_ns,
                 request_bytes=pending.request_bytes,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlmesh_gym._proto.env.v1 import interaction_pb2 as env_pb2
 from rlmesh_gym.runtime.report.metrics import (
     METRICS,
+    MODEL_PREDICT,
     OPERATIONS,
     CallTiming,
     HeldByModel,
@@ -38,9 +39,15 @@ _WINDOW_SAMPLES, _SESSION_SAMPLES = 1024, 4096  # Kept per metric.
 _SCALES = np.array([1e-9 if metric.unit == "s" else 1.0 for metric in METRICS])
 # Calls are noted one by one and worked off in bulk, which costs a twentieth.
 _BULK = 512
+# What an answer says of its making, in the order of CallTiming.
+_TOLD = ("endpoint_total_ns", "queue_ns", "decode_ns", "user_ns", "encode_ns")
+_ENV_TOLD = (*_TOLD, "lane_skew_ns")
+_MODEL_TOLD = (*_TOLD, "adapter_ns")
+_read_env, _read_model = attrgetter(*_ENV_TOLD), attrgetter(*_MODEL_TOLD)
 
 
 def timing_of_answer(
+    operation: str,
     answer: Any,
     elapsed_ns: int,
     *,
@@ -50,24 +57,19 @@ def timing_of_answer(
     """What a call took, by this side's clock and by what a ``JoinResponse``, if any, says."""
     if answer is None:
         return CallTiming(elapsed_ns, request_bytes=request_bytes)
-    is_env = isinstance(answer, env_pb2.JoinResponse)
+    of_model = operation is MODEL_PREDICT
+    told = _read_model(answer) if of_model else _read_env(answer)
+    if 0 in told:  # Sent as zero, or not sent?
+        names = _MODEL_TOLD if of_model else _ENV_TOLD
+        told = [
+            value if value or answer.HasField(name) else None
+            for name, value in zip(names, told, strict=True)
+        ]
+    total, queue, decode, user, encode, own = told
+    skew, adapter = (None, own) if of_model else (own, None)
     return CallTiming(
-        elapsed_ns,
-        answer.endpoint_total_ns or _zero(answer, "endpoint_total_ns"),
-        answer.queue_ns or _zero(answer, "queue_ns"),
-        answer.decode_ns or _zero(answer, "decode_ns"),
-        answer.user_ns or _zero(answer, "user_ns"),
-        answer.encode_ns or _zero(answer, "encode_ns"),
-        (answer.lane_skew_ns or _zero(answer, "lane_skew_ns")) if is_env else None,
-        None if is_env else (answer.adapter_ns or _zero(answer, "adapter_ns")),
-        request_bytes,
-        response_bytes,
+        elapsed_ns, total, queue, decode, user, encode, skew, adapter, request_bytes, response_bytes
     )
-
-
-def _zero(answer: Any, name: str) -> int | None:
-    """What a field that reads as zero says: 0 if it was sent, None if it was not."""
-    return 0 if answer.HasField(name) else None
 
 
 class Reservoir:

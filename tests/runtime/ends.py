@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 import rlmesh_gym as rg
 from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.rpc import EnvSession, ModelSession
-from tests.runtime.played_env import ENV_ID, PlayedEnv, frame
+from tests.runtime.played_env import ENV_ID, PlayedEnv, frame, picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,9 @@ class PlayedModel(rg.ModelHandler):
         self.calls += 1
         rows = observation.observation
         for row, episode_id in enumerate(observation.episode_ids):
+            if "picture" in rows:
+                seen = rows["picture"][row]
+                assert np.array_equal(seen, picture(int(rows["t"][row]), len(seen)))
             sight = int(rows["t"][row]), rows["pose"][row].tolist(), observation.seeds[row]
             self.seen.setdefault(episode_id, []).append(sight)
         frames = [frame(rows, number) for number in range(CHUNK)]

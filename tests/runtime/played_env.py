@@ -5,21 +5,29 @@ Kept apart from what needs the package, for the released package's process too.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["ENV_ID", "LONGEST", "PlayedEnv", "frame"]
+__all__ = ["ENV_ID", "LONGEST", "PICTURE_BYTES", "PlayedEnv", "frame", "picture"]
 
 ENV_ID = "RlmeshTest/Played-v0"
 LONGEST = 9
+PICTURE_BYTES = "RLMESH_TEST_PICTURE_BYTES"
+"""Variable of the process's environment: so large a picture is part of each observation."""
 
 
 def frame(observations: Any, number: int = 0) -> Any:
     """Return frame ``number`` of the plan for a batch; the same for a row wherever it stands."""
     pose, t = observations["pose"], np.asarray(observations["t"], np.float32)
     return (pose[:, :2] * np.float32(1 + number) + t[:, None] / np.float32(4)).astype(np.float32)
+
+
+def picture(t: int, size: int) -> Any:
+    """Return the picture of step ``t``."""
+    return np.arange(t, t + size).astype(np.uint8)
 
 
 class PlayedEnv(gym.Env[Any, Any]):
@@ -36,12 +44,14 @@ class PlayedEnv(gym.Env[Any, Any]):
     def __init__(self, length: int | None = None, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
         self.length = length
-        self.observation_space = gym.spaces.Dict(
-            {
-                "t": gym.spaces.Discrete(LONGEST + 1),
-                "pose": gym.spaces.Box(-1.0, 1.0, (3,), np.float32),
-            }
-        )
+        parts: dict[str, gym.Space[Any]] = {
+            "t": gym.spaces.Discrete(LONGEST + 1),
+            "pose": gym.spaces.Box(-1.0, 1.0, (3,), np.float32),
+        }
+        self.picture_bytes = int(os.environ.get(PICTURE_BYTES, "0"))
+        if self.picture_bytes:
+            parts["picture"] = gym.spaces.Box(0, 255, (self.picture_bytes,), np.uint8)
+        self.observation_space = gym.spaces.Dict(parts)
         self.action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.t = 0
         self.limit = 0
@@ -50,7 +60,10 @@ class PlayedEnv(gym.Env[Any, Any]):
 
     def _observe(self) -> Any:
         pose = self.np_random.integers(-64, 64, 3) / np.float32(64)
-        return {"t": self.t, "pose": pose.astype(np.float32)}
+        observation = {"t": self.t, "pose": pose.astype(np.float32)}
+        if self.picture_bytes:
+            observation["picture"] = picture(self.t, self.picture_bytes)
+        return observation
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -9,8 +9,9 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import rlmesh_gym as rg
+from rlmesh_gym.rpc.large_answers import LARGE_BYTES
 from tests.runtime.ends import BY_MODE, ENVS, MODELS, PlayedModel, play_by_hand, told
-from tests.runtime.played_env import frame
+from tests.runtime.played_env import PICTURE_BYTES, frame
 
 SEEDS = [3, 14, 15, 92, 65, 35, 89]
 LANES = {"single": 1, "address of one": 1, "RemoteEnv": 1, "embedded, single": 1}
@@ -53,6 +54,14 @@ def check(stack: ExitStack, end: str, envs: Any, model: str, horizon: int) -> No
     assert len(handler.seen) == len(SEEDS)
     assert report.predict_calls == handler.calls
     assert report.predict_rows == sum(len(one.seen) for one in expected)
+
+
+@pytest.mark.parametrize("model", ["handler", "policy"])
+@pytest.mark.parametrize("end", [*FEW, "SAME_STEP: address", "DISABLED: session", "embedded"])
+def test_and_with_large_observations(end: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PICTURE_BYTES, str(2 * LARGE_BYTES))
+    with ExitStack() as stack:
+        check(stack, end, ENVS[end](stack), model, 2)
 
 
 @pytest.mark.parametrize("served", [False, True])

@@ -98,15 +98,17 @@ def test_a_window_without_a_call_is_passed_over() -> None:
 
 
 def test_zeros_that_were_sent_are_zeros() -> None:
-    silent = timing_of_answer(model_pb2.JoinResponse(), 5, request_bytes=1, response_bytes=2)
+    silent = timing_of_answer(
+        MODEL_PREDICT, model_pb2.JoinResponse(), 5, request_bytes=1, response_bytes=2
+    )
     assert silent == CallTiming(5, request_bytes=1, response_bytes=2)
     told = model_pb2.JoinResponse(endpoint_total_ns=0, queue_ns=0, user_ns=0, adapter_ns=0)
-    assert timing_of_answer(told, 5) == CallTiming(5, 0, 0, None, 0, None, None, 0)
+    assert timing_of_answer(MODEL_PREDICT, told, 5) == CallTiming(5, 0, 0, None, 0, None, None, 0)
     env = env_pb2.JoinResponse(endpoint_total_ns=9, lane_skew_ns=0)
-    assert timing_of_answer(env, 5) == CallTiming(5, 9, lane_skew_ns=0)
-    assert timing_of_answer(None, 5, request_bytes=3) == CallTiming(5, request_bytes=3)
+    assert timing_of_answer(ENV_STEP, env, 5) == CallTiming(5, 9, lane_skew_ns=0)
+    assert timing_of_answer(ENV_STEP, None, 5, request_bytes=3) == CallTiming(5, request_bytes=3)
     telemetry = Telemetry("s")
-    telemetry.record(MODEL_PREDICT, timing_of_answer(told, 5))
+    telemetry.record(MODEL_PREDICT, timing_of_answer(MODEL_PREDICT, told, 5))
     row = telemetry.session_snapshot().row(MODEL_PREDICT, "endpoint.queue")
     assert row is not None
     assert (row.count, row.avg) == (1, 0.0)
