@@ -39,19 +39,23 @@ class EpisodeEvictions:
         self._env_id = env_id
         self._stats = stats
         self._live: dict[str, None] = {}
+        self._asked: Iterable[str] = ()  # All of these are live.
         self._pending: deque[tuple[Sequence[str], AnyPending]] = deque()
         self._unsent: list[str] = []
         self._refused: deque[str] = deque(maxlen=_REFUSED_KEPT)
 
     def note_asked(self, episode_ids: Iterable[str]) -> None:
         """Count episodes as known to the model."""
-        self._live.update(dict.fromkeys(episode_ids))
+        if episode_ids is not self._asked:  # Most often the same rows are asked about.
+            self._live.update(dict.fromkeys(episode_ids))
+            self._asked = episode_ids
 
     def end(self, episode_ids: Iterable[str]) -> None:
         """Tell the model that episodes are over; those that it does not know are left out."""
         known = [episode_id for episode_id in episode_ids if episode_id in self._live]
         if not known:  # No ids would mean all of the env's episodes.
             return
+        self._asked = ()
         for episode_id in known:
             del self._live[episode_id]
         self._stats.evicted_episodes += len(known)
@@ -88,7 +92,7 @@ class EpisodeEvictions:
         ids = [*self._unsent, *self._refused, *self._live]
         self._refused.clear()
         self._stats.evicted_episodes += len(self._live)
-        self._unsent, self._live = [], {}
+        self._unsent, self._live, self._asked = [], {}, ()
         return ids
 
     def collect(self) -> None:

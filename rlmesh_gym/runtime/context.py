@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlmesh_gym.errors import DeadlineError
 from rlmesh_gym.rpc import InProcessPending
 from rlmesh_gym.runtime.report.bottleneck import work_of
-from rlmesh_gym.runtime.report.metrics import MODEL_PREDICT, CallTiming
-from rlmesh_gym.runtime.telemetry import timing_of_answer
+from rlmesh_gym.runtime.report.metrics import MODEL_PREDICT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,13 +31,13 @@ class CallClock:
         self._shares = shares
         self._operation = ""
         self._began = 0.0
-        self._timings: list[CallTiming] = []
+        self._answers: list[Any] = []
         self._local_ns = 0
 
     def timed(self, operation: str) -> CallClock:
         """Note that calls of this operation go out now, and enter until all are over."""
         self._operation = operation
-        self._timings = []
+        self._answers = []
         self._local_ns = 0
         self._began = time.perf_counter()
         self._telemetry.begin(operation, self._began)
@@ -56,26 +55,18 @@ class CallClock:
     def note(self, pending: AnyPending) -> None:
         """Take in one answer."""
         if isinstance(pending, InProcessPending):
-            timing = CallTiming(pending.elapsed_ns, None, None, None, pending.elapsed_ns)
             # Calls into this process are made one after the other.
             self._local_ns += pending.elapsed_ns
         else:
-            timing = timing_of_answer(
-                self._operation,
-                pending.response,
-                pending.elapsed_ns,
-                request_bytes=pending.request_bytes,
-                response_bytes=pending.response_bytes,
-            )
-            self._timings.append(timing)
-        self._telemetry.record(self._operation, timing)
+            self._answers.append(pending.response)
+        self._telemetry.record(self._operation, pending)
 
     def __exit__(self, *exc_info: object) -> None:
         """Note that nothing is being waited for any more."""
         self._telemetry.end()
-        if self._timings:
+        if self._answers:
             waited = time.perf_counter() - self._began
-            work = work_of(waited, self._timings, self._local_ns)
+            work = work_of(waited, self._answers, self._local_ns)
         elif self._local_ns:
             # What is converted for an end in this process is the loop's own work.
             waited = work = self._local_ns / 1e9

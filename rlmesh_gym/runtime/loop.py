@@ -237,7 +237,7 @@ class RunLoop:
         if not bounds.all_run:
             active = [env for env in self._envs if env.is_active(self._plan)]
         infos: list[CallInfos] = []
-        found = Batch(self._observation_codec, self._plan.num_lanes)
+        batches: list[Batch] = []
         with self._clock.timed(ENV_STEP):
             for env in active:
                 env.start_step(actions, self._plan)
@@ -245,10 +245,10 @@ class RunLoop:
                 batch, told = self._finish(env, "env_step_timeout")
                 infos.append(told)
                 self._take_observations(env, batch)
-                found.put_numbers(env.rows, batch.numbers)  # Zero where none was stepped.
+                batches.append(batch)
         if not active:
             return
-        rewards, terminations, truncations = found.numbers
+        rewards, terminations, truncations = self._numbers(active, batches)
         earned = (rewards if bounds.all_run else rewards[playing]).tolist()
         self.total_steps += len(earned)
         self.total_reward += sum(earned)
@@ -276,6 +276,15 @@ class RunLoop:
                 self._take_beginning(env, lane)
         self._records.clear()
         self._policy.lanes.adapter.evictions.end(ids)
+
+    def _numbers(self, envs: Sequence[EnvLanes], batches: Sequence[Batch]) -> Numbers:
+        """Return rewards and flags of all lanes, zero where none was stepped."""
+        if len(envs) == len(self._envs) == 1:
+            return batches[0].numbers
+        found = Batch(self._observation_codec, self._plan.num_lanes)
+        for env, batch in zip(envs, batches, strict=True):
+            found.put_numbers(env.rows, batch.numbers)
+        return found.numbers
 
     def _take_beginning(self, env: EnvLanes, lane: int) -> None:
         """Take in an episode that the env has begun by itself."""

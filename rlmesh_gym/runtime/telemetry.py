@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rlmesh_gym.rpc import LARGE_BYTES, InProcessPending, Pending
 from rlmesh_gym.runtime.report.metrics import (
     METRICS,
     MODEL_PREDICT,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from rlmesh_gym.rpc import AnyPending
     from rlmesh_gym.runtime.report.metrics import Metric
 
 
@@ -46,29 +49,29 @@ _MODEL_TOLD = (*_TOLD, "adapter_ns")
 _read_env, _read_model = attrgetter(*_ENV_TOLD), attrgetter(*_MODEL_TOLD)
 
 
-def timing_of_answer(
-    operation: str,
-    answer: Any,
-    elapsed_ns: int,
-    *,
-    request_bytes: int | None = None,
-    response_bytes: int | None = None,
-) -> CallTiming:
-    """What a call took, by this side's clock and by what a ``JoinResponse``, if any, says."""
-    if answer is None:
-        return CallTiming(elapsed_ns, request_bytes=request_bytes)
+def timing_of(operation: str, call: AnyPending) -> CallTiming:
+    """What an answered call took, by this side's clock and by what the answer says."""
+    if isinstance(call, InProcessPending):
+        return CallTiming(call.elapsed_ns, user_ns=call.elapsed_ns)
+    answer = call.response
     of_model = operation is MODEL_PREDICT
-    told = _read_model(answer) if of_model else _read_env(answer)
+    told: tuple[int | None, ...] = (_read_model if of_model else _read_env)(answer)
     if 0 in told:  # Sent as zero, or not sent?
         names = _MODEL_TOLD if of_model else _ENV_TOLD
-        told = [
-            value if value or answer.HasField(name) else None
-            for name, value in zip(names, told, strict=True)
-        ]
+        pairs = zip(names, told, strict=True)
+        told = (*(value if value or answer.HasField(name) else None for name, value in pairs),)
     total, queue, decode, user, encode, own = told
-    skew, adapter = (None, own) if of_model else (own, None)
     return CallTiming(
-        elapsed_ns, total, queue, decode, user, encode, skew, adapter, request_bytes, response_bytes
+        call.elapsed_ns,
+        total,
+        queue,
+        decode,
+        user,
+        encode,
+        None if of_model else own,
+        own if of_model else None,
+        call.request_bytes,
+        call.response_bytes,
     )
 
 
@@ -148,7 +151,9 @@ class Telemetry:
         self._pending: tuple[str, float] | None = None
         self._held: HeldByModel | None = None
         self._most_held: HeldByModel | None = None
-        self._noted: dict[str, list[CallTiming]] = {operation: [] for operation in OPERATIONS}
+        # Written by the run's thread, worked off by any that holds the lock.
+        self._noted: dict[str, deque[CallTiming | Pending[Any]]]
+        self._noted = {name: deque() for name in OPERATIONS}
 
     def begin(self, operation: str, began: float) -> None:
         """Note that a call of this operation is waited for since ``began``, by perf_counter."""
@@ -165,25 +170,29 @@ class Telemetry:
             if self._most_held is None or held.excess >= self._most_held.excess:
                 self._most_held = held
 
-    def record(self, operation: str, timing: CallTiming) -> None:
+    def record(self, operation: str, call: AnyPending) -> None:
         """Take in one answered call; an error is no answer, and is not counted."""
         noted = self._noted[operation]
-        with self._lock:
-            noted.append(timing)
-            if len(noted) >= _BULK:
+        if isinstance(call, Pending) and call.response_bytes < LARGE_BYTES:
+            noted.append(call)
+        else:
+            noted.append(timing_of(operation, call))  # So that its arrays can go.
+        if len(noted) >= _BULK:
+            with self._lock:
                 self._work_off()
 
     def _work_off(self) -> None:
         for operation, noted in self._noted.items():
-            if not noted:
-                continue
-            for index, column in enumerate(zip(*noted, strict=True)):
+            calls = [noted.popleft() for _ in range(len(noted))]
+            timings = [
+                timing_of(operation, call) if isinstance(call, Pending) else call for call in calls
+            ]
+            for index, column in enumerate(zip(*timings, strict=True)):
                 values = [value for value in column if value is not None]
                 if values:
                     samples = np.array(values, np.float64) * _SCALES[index]
                     self._window.reservoirs[operation][index].extend(samples)
                     self._session.reservoirs[operation][index].extend(samples)
-            noted.clear()
 
     def window_snapshot(self) -> TelemetrySnapshot:
         """Summarise the samples since the last window snapshot, and begin a new window."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,13 +25,22 @@ from rlmesh_gym.runtime.telemetry import (
     Reservoir,
     Telemetry,
     TelemetryTicker,
-    timing_of_answer,
+    timing_of,
 )
 from tests.fake_envs import CountingEnv
 from tests.runtime.runtime_doubles import SteadyModel, Witness, env_server, model_server
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def answered(
+    message: Any, elapsed_ns: int, request_bytes: int | None = None, size: int | None = None
+) -> Any:
+    """What a call is once it was answered, as far as telemetry looks."""
+    return SimpleNamespace(
+        response=message, elapsed_ns=elapsed_ns, request_bytes=request_bytes, response_bytes=size
+    )
 
 
 def test_known_percentiles() -> None:
@@ -55,24 +65,30 @@ def test_a_reservoir_is_bounded_and_fair() -> None:
 def test_the_catalogue_and_the_timings_match() -> None:
     assert len(METRICS) == len(CallTiming._fields)
     telemetry = Telemetry("s")
-    timing = CallTiming(*(10 * (place + 1) for place in range(len(METRICS))))
-    telemetry.record(ENV_STEP, timing)
+    told: Any
+    for operation, told in (
+        (ENV_STEP, env_pb2.JoinResponse(lane_skew_ns=70)),
+        (MODEL_PREDICT, model_pb2.JoinResponse(adapter_ns=80)),
+    ):
+        told.endpoint_total_ns, told.queue_ns, told.decode_ns = 20, 30, 40
+        told.user_ns, told.encode_ns = 50, 60
+        telemetry.record(operation, answered(told, 10, 90, 100))
     snapshot = telemetry.session_snapshot()
-    for metric, value in zip(METRICS, timing, strict=True):
-        row = snapshot.row(ENV_STEP, metric.name)
+    for place, metric in enumerate(METRICS):
+        value = 10 * (place + 1)
+        row = snapshot.row(ENV_STEP, metric.name) or snapshot.row(MODEL_PREDICT, metric.name)
         assert row is not None
-        assert value is not None
         assert row.p50 == pytest.approx(value * (1e-9 if metric.unit == "s" else 1))
         assert row.unit == metric.unit
-    assert snapshot.row(MODEL_PREDICT, "rpc.total") is None
+    assert snapshot.row(ENV_RESET, "rpc.total") is None
 
 
 def test_windows_begin_anew_and_the_session_goes_on() -> None:
     telemetry = Telemetry("s")
     for _ in range(3):
-        telemetry.record(ENV_STEP, CallTiming(1000))
+        telemetry.record(ENV_STEP, answered(env_pb2.JoinResponse(), 1000))
     first = telemetry.window_snapshot()
-    telemetry.record(ENV_STEP, CallTiming(2000))
+    telemetry.record(ENV_STEP, answered(env_pb2.JoinResponse(), 2000))
     second = telemetry.window_snapshot()
     session = telemetry.session_snapshot()
     assert [snapshot.rows[0].count for snapshot in (first, second, session)] == [3, 1, 4]
@@ -86,7 +102,7 @@ def test_a_window_without_a_call_is_passed_over() -> None:
     ticker = TelemetryTicker(telemetry, 0.0, delivered.append)
     assert ticker._window == 0.001
     ticker._tick()
-    telemetry.record(ENV_STEP, CallTiming(1000))
+    telemetry.record(ENV_STEP, answered(env_pb2.JoinResponse(), 1000))
     ticker._tick()
     ticker._tick()
     telemetry.begin(ENV_STEP, time.perf_counter() - 1)  # A call that hangs is worth telling.
@@ -98,17 +114,16 @@ def test_a_window_without_a_call_is_passed_over() -> None:
 
 
 def test_zeros_that_were_sent_are_zeros() -> None:
-    silent = timing_of_answer(
-        MODEL_PREDICT, model_pb2.JoinResponse(), 5, request_bytes=1, response_bytes=2
+    silent = answered(model_pb2.JoinResponse(), 5, 1, 2)
+    assert timing_of(MODEL_PREDICT, silent) == CallTiming(5, request_bytes=1, response_bytes=2)
+    told = answered(
+        model_pb2.JoinResponse(endpoint_total_ns=0, queue_ns=0, user_ns=0, adapter_ns=0), 5
     )
-    assert silent == CallTiming(5, request_bytes=1, response_bytes=2)
-    told = model_pb2.JoinResponse(endpoint_total_ns=0, queue_ns=0, user_ns=0, adapter_ns=0)
-    assert timing_of_answer(MODEL_PREDICT, told, 5) == CallTiming(5, 0, 0, None, 0, None, None, 0)
-    env = env_pb2.JoinResponse(endpoint_total_ns=9, lane_skew_ns=0)
-    assert timing_of_answer(ENV_STEP, env, 5) == CallTiming(5, 9, lane_skew_ns=0)
-    assert timing_of_answer(ENV_STEP, None, 5, request_bytes=3) == CallTiming(5, request_bytes=3)
+    assert timing_of(MODEL_PREDICT, told) == CallTiming(5, 0, 0, None, 0, None, None, 0)
+    env = answered(env_pb2.JoinResponse(endpoint_total_ns=9, lane_skew_ns=0), 5)
+    assert timing_of(ENV_STEP, env) == CallTiming(5, 9, lane_skew_ns=0)
     telemetry = Telemetry("s")
-    telemetry.record(MODEL_PREDICT, timing_of_answer(MODEL_PREDICT, told, 5))
+    telemetry.record(MODEL_PREDICT, told)
     row = telemetry.session_snapshot().row(MODEL_PREDICT, "endpoint.queue")
     assert row is not None
     assert (row.count, row.avg) == (1, 0.0)
@@ -196,11 +211,13 @@ def test_no_window_means_no_ticker() -> None:
 def test_shares_split_waiting_by_what_endpoints_say() -> None:
     shares = TimeShares()
     # Two endpoints side by side: the slower one was waited for; reading and writing is the wire.
-    slow = CallTiming(0, endpoint_ns=600_000_000, decode_ns=50_000_000, encode_ns=50_000_000)
-    fast = CallTiming(0, endpoint_ns=100_000_000)
+    slow = env_pb2.JoinResponse(
+        endpoint_total_ns=600_000_000, decode_ns=50_000_000, encode_ns=50_000_000
+    )
+    fast = env_pb2.JoinResponse(endpoint_total_ns=100_000_000)
     shares.add_env(1.0, work_of(1.0, [fast, slow]))
     # This one says nothing: all of it counts as the policy's.
-    shares.add_policy(0.5, work_of(0.5, [CallTiming(0)]))
+    shares.add_policy(0.5, work_of(0.5, [model_pb2.JoinResponse()]))
     found = shares.bottleneck(2.0)
     assert found.shares == pytest.approx({"env": 0.25, "wire": 0.25, "policy": 0.25, "loop": 0.25})
     assert sum(found.shares.values()) == pytest.approx(1)
@@ -222,7 +239,7 @@ def test_a_longer_horizon_is_no_advice_where_it_changes_nothing() -> None:
 
 def test_an_endpoint_cannot_claim_more_than_was_waited_for() -> None:
     shares = TimeShares()
-    shares.add_env(1.0, work_of(1.0, [CallTiming(0, endpoint_ns=10**12)]))
+    shares.add_env(1.0, work_of(1.0, [env_pb2.JoinResponse(endpoint_total_ns=10**12)]))
     assert shares.wire == 0
     assert shares.env == 1.0
 

@@ -49,6 +49,7 @@ class Leaf:
         self.row_bytes: int = wire.itemsize * int(np.prod(self.shape, dtype=np.int64))
         self.domain = domain_check(space)
         self.bounds = bounds_check(space)
+        self._is_wire: bool = self.wire == self.dtype
         # A Discrete space may count in int32 while the wire always counts in int64.
         self._narrow = wire.itemsize != dtype.itemsize
 
@@ -60,6 +61,8 @@ class Leaf:
     def buffer(self, rows: NDArray[Any], num_rows: int) -> bytes | memoryview:
         """Return what ``encode`` does, without a copy where the rows already lie so in memory."""
         self.check_rows(rows, num_rows)
+        if self._is_wire and rows.flags.c_contiguous and rows.size:
+            return rows.data.cast("B")
         flat = np.ascontiguousarray(rows.astype(self.wire, copy=False)).reshape(-1)
         return flat.view(np.uint8).data
 
@@ -72,8 +75,7 @@ class Leaf:
 
     def view(self, data: bytes, num_rows: int) -> NDArray[Any]:
         """Return the rows for reading only, a view of ``data`` where it holds them as they are."""
-        as_it_is = self.wire == self.dtype
-        return self._view(data, num_rows) if as_it_is else self.decode(data, num_rows)
+        return self._view(data, num_rows) if self._is_wire else self.decode(data, num_rows)
 
     def decode_into(self, data: bytes, out: NDArray[Any]) -> None:
         """Fill all rows of ``out``, a C-contiguous array of this leaf, without a temporary."""

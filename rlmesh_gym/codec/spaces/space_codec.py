@@ -279,7 +279,7 @@ class SpaceCodec:
         if len(leaves) != len(self._leaves):
             message = f"expected {len(self._leaves)} leaves, got {len(leaves)}"
             raise CodecError(message, path=self._path)
-        return zip(self._leaves, leaves, strict=True)
+        return zip(self._leaves, leaves)  # noqa: B905 - this very moment they were counted
 
 
 @functools.cache

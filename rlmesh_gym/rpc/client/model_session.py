@@ -45,6 +45,19 @@ class RequestContext(NamedTuple):
     request_id: str
 
 
+class _CommonPart(NamedTuple):
+    """What requests to predict have in common while their rows' episodes are the same tuple."""
+
+    env_id: str
+    episodes: Sequence[tuple[str, int | None]]
+    ids: Sequence[str]
+    encoded: bytes  # The whole request, without an observation.
+
+
+def _infos_of(episodes: Sequence[tuple[str, int | None]]) -> list[interaction_pb2.EpisodeInfo]:
+    return [interaction_pb2.EpisodeInfo(episode_id=name, seed=seed) for name, seed in episodes]
+
+
 class ModelSession(Session):
     """A session with one model endpoint; made by :meth:`open`.
 
@@ -64,7 +77,7 @@ class ModelSession(Session):
         super().__init__(connection, response)
         self.session_id: str = f"rlmesh-gym-{uuid.uuid4()}"
         self._request_ids = itertools.count(1)
-        self._named: tuple[object, list[interaction_pb2.EpisodeInfo]] = None, []
+        self._common: _CommonPart | None = None
 
     @classmethod
     def open(
@@ -145,22 +158,20 @@ class ModelSession(Session):
         Where history was agreed on, ``step`` numbers the environment's step, and ``history`` has
         the observations of those since the last request, oldest first.
         """
-        ids = [episode_id for episode_id, _ in episodes]
-        request, context = self._request("predict", env_id, ids)
+        request, context = self._request_for(env_id, episodes)
         predict = request.predict
         sent: Any = request
         if isinstance(observation, RawValue):
             sent = LargeRequest(request, observation)
         else:
             predict.observation.CopyFrom(observation)
-        self._name_rows(predict, episodes)
         for rows in history:
             frame = predict.history.add(step=rows.step)
             if isinstance(rows.observation, RawValue):
                 frame.observation.leaves.extend(map(bytes, rows.observation.leaves))
             else:
                 frame.observation.CopyFrom(rows.observation)
-            self._name_rows(frame, rows.episodes)
+            frame.episode_info.extend(_infos_of(rows.episodes))
         if step is not None:
             predict.step = step
         return self._send(sent, "predict", self.timeouts.predict, context=context)
@@ -217,20 +228,32 @@ class ModelSession(Session):
         context = getattr(request, kind).context
         context.session_id = self.session_id
         context.env_id = env_id
-        context.request_id = request_id = f"model-{next(self._request_ids)}"
+        context.request_id = request_id = self._new_request_id()
         return request, RequestContext(env_id, episode_ids, request_id)
 
-    def _name_rows(self, message: Any, episodes: Sequence[tuple[str, int | None]]) -> None:
-        """Put in the episodes of the rows; those of a tuple that comes again are made once."""
-        named, infos = self._named
-        if named is not episodes:
-            infos = [
-                interaction_pb2.EpisodeInfo(episode_id=episode_id, seed=seed)
-                for episode_id, seed in episodes
-            ]
+    def _request_for(
+        self, env_id: str, episodes: Sequence[tuple[str, int | None]]
+    ) -> tuple[interaction_pb2.JoinRequest, RequestContext]:
+        """Return a request to predict with its context and the episodes of its rows filled in.
+
+        What those of a tuple that comes again have in common is encoded once.
+        """
+        common = self._common
+        if common is None or common.episodes is not episodes or common.env_id != env_id:
+            ids = [episode_id for episode_id, _ in episodes]
+            request, context = self._request("predict", env_id, ids)
+            request.predict.episode_info.extend(_infos_of(episodes))
             if isinstance(episodes, tuple):  # A list may be another one by the next time.
-                self._named = episodes, infos
-        message.episode_info.extend(infos)
+                encoded = request.SerializeToString()
+                self._common = _CommonPart(env_id, episodes, ids, encoded)
+            return request, context
+        request = interaction_pb2.JoinRequest.FromString(common.encoded)
+        request_id = self._new_request_id()
+        request.predict.context.request_id = request_id
+        return request, RequestContext(env_id, common.ids, request_id)
+
+    def _new_request_id(self) -> str:
+        return f"model-{next(self._request_ids)}"
 
     def _open_stream(self, kind: str, lanes: Sequence[int]) -> JoinStream:
         del kind, lanes

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.plain_data import PlainData
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rlmesh_gym.runtime.report.metrics import CallTiming
 
 
 _NAMES = {
@@ -90,15 +88,29 @@ class TimeShares:
         return Bottleneck(sentence, shares)
 
 
-def work_of(waited: float, timings: Sequence[CallTiming], local_ns: int = 0) -> float:
+def work_ns_of(answer: Any) -> int | None:
+    """What the endpoint of a ``JoinResponse`` spent on its user's code, queueing included.
+
+    Reading and writing messages count as the wire's cost, on whichever machine they happen. None if
+    it does not say.
+    """
+    if answer.endpoint_total_ns or answer.HasField("endpoint_total_ns"):
+        return int(answer.endpoint_total_ns - answer.decode_ns - answer.encode_ns)
+    return answer.user_ns if answer.HasField("user_ns") else None
+
+
+def work_of(waited: float, answers: Sequence[Any], local_ns: int = 0) -> float:
     """Return the seconds, of those ``waited`` for some calls, in which somebody was at work.
 
-    ``local_ns`` are the nanoseconds of the calls into this process among them.
+    ``answers`` are the remote ones, and ``local_ns`` the nanoseconds of the calls into this process
+    among them.
     """
-    known = [work for timing in timings if (work := timing.work_ns) is not None]
-    if local_ns:
-        known.append(local_ns)
-    if not known:
-        return waited  # Nobody says what part of it was the wire.
-    # Endpoints work side by side, so the slowest is what was waited for.
-    return min(waited, max(0.0, max(known) / 1e9))
+    most_ns, is_known = local_ns, local_ns > 0
+    for answer in answers:
+        work_ns = work_ns_of(answer)
+        if work_ns is not None:
+            is_known = True
+            # Endpoints work side by side, so the slowest is what was waited for.
+            most_ns = max(most_ns, work_ns)
+    # Where nobody says what part of it was the wire, all of it counts.
+    return min(waited, most_ns / 1e9) if is_known else waited

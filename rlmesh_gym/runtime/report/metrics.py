@@ -76,16 +76,6 @@ class CallTiming(NamedTuple):
     request_bytes: int | None = None
     response_bytes: int | None = None
 
-    @property
-    def work_ns(self) -> int | None:
-        """What the endpoint spent on its user's code, queueing included; None if it does not say.
-
-        Reading and writing messages count as the wire's cost, on whichever machine they happen.
-        """
-        if self.endpoint_ns is not None:
-            return self.endpoint_ns - (self.decode_ns or 0) - (self.encode_ns or 0)
-        return self.user_ns
-
 
 @dataclass(frozen=True)
 class TelemetryRow(PlainData):
