@@ -23,7 +23,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
 from rlmesh_gym.env.open.embedded import EmbeddedServer
 from rlmesh_gym.env.open.sources import ConnectionOptions
-from rlmesh_gym.errors import ConfigurationError, ForkedError, UnavailableError
+from rlmesh_gym.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    ForkedError,
+    UnavailableError,
+)
+from rlmesh_gym.rpc import EnvSession
 from rlmesh_gym.server import EnvServer
 from tests.env.comparison import compare
 from tests.fake_envs import CountingEnv
@@ -477,3 +483,21 @@ def test_equality_of_trajectories_with_cartpole() -> None:
         assert envs.action_space == reference.action_space
         compare(envs, makers, AutoresetMode.NEXT_STEP, steps=100)
     reference.close()
+
+
+@pytest.mark.parametrize("given", [None, "", "mine"])
+@pytest.mark.parametrize("variable", [None, "another"])
+def test_the_child_asks_for_the_token_that_is_presented(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, given: str | None
+) -> None:
+    monkeypatch.delenv("RLMESH_GYM_TOKEN", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RLMESH_GYM_TOKEN", variable)
+    expected = variable if given is None else given
+    with RemoteVectorEnv(env_id=COUNTING, token=given) as envs:
+        envs.reset()
+        envs.step(np.zeros(1, np.int64))
+        address = envs._group.endpoints[0].source._child._address  # type: ignore[attr-defined]
+        if expected:
+            with pytest.raises(AuthenticationError):
+                EnvSession.open(address, token="")

@@ -67,7 +67,7 @@ class EmbeddedServer(Source):
             return
         self.close(0.0)
         try:
-            self._child = _Child(self._config, self)
+            self._child = _Child({**self._config, "token": self._options.token or ""}, self)
         except OSError as error:
             raise UnavailableError(
                 f"no child process can be started: {error}", endpoint=self.label, operation="start"

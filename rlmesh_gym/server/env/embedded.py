@@ -9,7 +9,7 @@ Keys of the configuration: ``env_id`` (a Gymnasium id, with ``module:`` before i
 registers it), ``num_envs`` (1), ``autoreset_mode`` (``"NextStep"``, ``"SameStep"``, ``"Disabled"``;
 null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwargs``, ``address``
 (null for a free port of 127.0.0.1), ``link`` (path of a Unix socket for the parent's own sessions),
-``validation``, ``overlap`` and ``dedicated_thread`` as those of ``EnvServer``.
+``token``, ``validation``, ``overlap`` and ``dedicated_thread`` as those of ``EnvServer``.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _KEYS = {
     "num_envs",
     "overlap",
     "render_mode",
+    "token",
     "validation",
 }
 _CLOSE_SECONDS = 2.0
@@ -77,6 +78,7 @@ def run(config: Mapping[str, Any]) -> EnvServer:
     server = EnvServer(
         lambda: build(config),
         config.get("address"),
+        token=config.get("token"),
         env_id=str(config.get("env_id", "")).rpartition(":")[2] or None,
         validation=config.get("validation"),
         close_timeout=_CLOSE_SECONDS,
