@@ -202,7 +202,11 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
 
         Blocks until all endpoints have answered or ``timeouts.step`` has passed. A step is sent at
         most once: after a ``DeadlineError`` the late answer is taken in by the next call, which
-        updates ``lane_phases`` and ``episodes``, and its observation is never returned.
+        updates ``lane_phases`` and ``episodes``, and its observation is never returned. Where a
+        step fails at one endpoint, or is late there, what came for the lanes of others is not lost:
+        the error names those lanes, and the next step returns what came for them instead of
+        stepping them, whatever its actions. Until then they are shown as they were before, and a
+        reset of all lanes of their endpoint drops it.
 
         Args:
             actions: Batch from ``action_space``. Under NEXT_STEP the actions of lanes whose episode

@@ -82,13 +82,16 @@ def test_a_late_answer_is_never_the_next_one(blocking: Any) -> None:
         served[3].blocking = False
         served[3].release.set()
         observations, rewards, *_ = envs.step([3, 3, 3, 3])
-        # The first two lanes took the late step in time, the others after it; nobody twice.
-        assert observations[:, 0].tolist() == [2.0, 102.0, 202.0, 302.0]
+        # The first two lanes had answered in time, which is handed out; the late answers are not.
+        assert observations[:, 0].tolist() == [1.0, 101.0, 202.0, 302.0]
+        assert rewards.tolist() == [1.0, 1.0, 3.0, 3.0]
+        assert [env.steps_taken for env in served] == [1, 1, 2, 2]
+        observations, rewards, *_ = envs.step([3, 3, 3, 3])
+        assert observations[:, 0].tolist() == [2.0, 102.0, 203.0, 303.0]
         assert rewards.tolist() == [3.0] * 4
-        assert [env.steps_taken for env in served] == [2, 2, 2, 2]
         envs.reset()
-        assert [record.length for record in envs.episodes] == [2, 2, 2, 2]
-        assert [record.episode_return for record in envs.episodes] == [4.0] * 4
+        assert [record.length for record in envs.episodes] == [2, 2, 3, 3]
+        assert [record.episode_return for record in envs.episodes] == [4.0, 4.0, 7.0, 7.0]
 
 
 def test_step_wait_with_a_timeout_of_its_own(blocking: Any) -> None:
@@ -216,10 +219,13 @@ def test_errors_of_the_environment() -> None:
             envs.step([0, 0, 0])
         with pytest.raises(ResetNeededError, match="must be reset together"):
             envs.reset(options={"reset_mask": np.array([False, True, False])})
-        # Lane 0 goes on where it was.
+        # Lane 0 goes on where it was last seen, with what came for it in the step that failed.
         observations, _ = envs.reset(options={"reset_mask": np.array([False, True, True])})
-        assert observations[:, 0].tolist() == [2.0, 10.0, 10.0]
-        assert envs.step([0, 0, 0])[0][:, 0].tolist() == [3.0, 11.0, 11.0]
+        assert observations[:, 0].tolist() == [1.0, 10.0, 10.0]
+        observations, rewards, *_ = envs.step([5, 6, 7])
+        assert observations[:, 0].tolist() == [2.0, 11.0, 11.0]
+        assert rewards.tolist() == [0.0, 6.0, 7.0]
+        assert envs.step([0, 0, 0])[0][:, 0].tolist() == [3.0, 12.0, 12.0]
         interrupted = envs.episodes.interrupted
         assert {record.episode_id for record in interrupted} == set(ids[1:])
 

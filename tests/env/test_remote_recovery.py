@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import rlmesh_gym.env.drive.recovery
 import rlmesh_gym.env.vector_env
@@ -141,10 +143,11 @@ def test_a_loss_beside_a_step_is_told_by_the_next_one(
             monkeypatch.setattr(pair.session, "render", lambda *_: Answer(None, LOSSES[1]))
             with pytest.raises(EnvError):
                 envs.render()
-        steps = 3 if told_by == "step" else 2
         observations, rewards, _, truncations, infos = envs.step([2] * 4)
-        assert observations[:2, 0].tolist() == [float(steps), 100.0 + steps]
-        assert rewards.tolist() == [2.0, 2.0, 0.0, 0.0]
+        # What came for the others while these were late is handed out now.
+        reward = 1.0 if told_by == "step" else 2.0
+        assert observations[:2, 0].tolist() == [2.0, 102.0]
+        assert rewards.tolist() == [reward, reward, 0.0, 0.0]
         assert truncations.tolist() == [False, False, True, True]
         assert infos["interrupted"].tolist() == [False, False, True, True]
         if mode is AutoresetMode.DISABLED:
@@ -215,9 +218,12 @@ def test_recoverable_errors_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     with pair.envs as envs:
         envs.reset()
         pair.session.fail_next = EnvError("no", code="INVALID_ACTION", is_recoverable=True)
-        with pytest.raises(EnvError, match="no"):
-            envs.step([0] * 4)
-        assert envs.step([0] * 4)[0][:, 0].tolist() == [2.0, 102.0, 201.0, 301.0]
+        with pytest.raises(EnvError, match=r"no \(lanes \[0, 1\] moved on; the next step\(\) "):
+            envs.step([5] * 4)
+        observations, rewards, *_ = envs.step([7] * 4)
+        assert observations[:, 0].tolist() == [1.0, 101.0, 201.0, 301.0]
+        assert rewards.tolist() == [5.0, 5.0, 7.0, 7.0]
+        assert envs.step([0] * 4)[0][:, 0].tolist() == [2.0, 102.0, 202.0, 302.0]
 
 
 def test_on_failure_is_checked() -> None:
@@ -411,3 +417,209 @@ def test_patience_lasts_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
         envs.step(np.zeros(1, np.int64))
     assert clock.now == pytest.approx(7.0)
     envs.close()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_an_endpoint_that_stays_away_takes_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, mode: AutoresetMode
+) -> None:
+    pair = Pair(monkeypatch, mode, on_failure="restart", restart_patience=0.01)
+    with pair.envs as envs:
+        envs.reset()
+        envs.step([1] * 4)
+        pair.session.fail_next = LOSSES[0]
+        pair.shaky.refusals = 10**6
+        observations, rewards, _, truncations, infos = envs.step([2] * 4)
+        assert observations[:, 0].tolist() == [2.0, 102.0, 201.0, 301.0]
+        assert rewards.tolist() == [2.0, 2.0, 0.0, 0.0]
+        assert truncations.tolist() == [False, False, True, True]
+        assert infos["interrupted"].tolist() == [False, False, True, True]
+        if mode is AutoresetMode.DISABLED:
+            with pytest.raises(UnavailableError):
+                envs.reset(options={"reset_mask": truncations})
+        else:
+            for _ in range(2):
+                with pytest.raises(UnavailableError, match="nobody there"):
+                    envs.step([3] * 4)
+        assert envs.episodes.total == 2
+        pair.shaky.refusals = 0
+        if mode is AutoresetMode.DISABLED:
+            envs.reset(options={"reset_mask": truncations})
+        # Nothing was sent to the first two meanwhile.
+        observations, rewards, *_ = envs.step([4] * 4)
+        assert observations[:2, 0].tolist() == [3.0, 103.0]
+        assert rewards[:2].tolist() == [4.0, 4.0]
+        if mode is not AutoresetMode.DISABLED:
+            assert observations[2:, 0].tolist() == [200.0, 300.0]
+        assert envs.episodes.total == 2
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_without_restarts_the_others_results_are_handed_out_next(
+    monkeypatch: pytest.MonkeyPatch, mode: AutoresetMode
+) -> None:
+    pair = Pair(monkeypatch, mode)
+    with pair.envs as envs:
+        envs.reset()
+        envs.step([1] * 4)
+        pair.session.fail_next = LOSSES[0]
+        with pytest.raises(UnavailableError, match=r"lanes \[0, 1\] moved on; the next step\(\) h"):
+            envs.step([2] * 4)
+        with pytest.raises(ResetNeededError, match=r"lost \(lanes \[2, 3\]\)"):
+            envs.step([3] * 4)
+        with pytest.raises(ResetNeededError, match=r"lanes \[0, 1\] .* moved on in a step"):
+            envs.reset(options={"reset_mask": np.array([True, False, True, True])})
+        mask = np.array([False, False, True, True])
+        observations, _ = envs.reset(options={"reset_mask": mask})
+        assert observations[:, 0].tolist() == [1.0, 101.0, 200.0, 300.0]
+        observations, rewards, *_ = envs.step([4] * 4)
+        assert observations[:, 0].tolist() == [2.0, 102.0, 201.0, 301.0]
+        assert rewards.tolist() == [2.0, 2.0, 4.0, 4.0]
+        observations, rewards, *_ = envs.step([5] * 4)
+        assert observations[:, 0].tolist() == [3.0, 103.0, 202.0, 302.0]
+        # A reset of all of their lanes takes their place.
+        pair.session.fail_next = LOSSES[0]
+        with pytest.raises(UnavailableError):
+            envs.step([6] * 4)
+        assert envs.reset()[0][:, 0].tolist() == [10.0, 110.0, 200.0, 300.0]
+        assert envs.step([7] * 4)[0][:, 0].tolist() == [11.0, 111.0, 201.0, 301.0]
+
+
+def test_an_end_that_is_handed_out_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(monkeypatch, AutoresetMode.DISABLED)
+    with pair.envs as envs:
+        envs.reset()
+        for _ in range(5):
+            envs.step([1] * 4)
+        pair.session.fail_next = EnvError("no", code="INVALID_ACTION", is_recoverable=True)
+        with pytest.raises(EnvError):
+            envs.step([1] * 4)
+        _, _, terminations, _, infos = envs.step([1] * 4)
+        assert terminations.tolist() == [True] * 4
+        assert infos["t"].tolist() == [6] * 4
+        assert envs.episodes.total == 4
+        with pytest.raises(ResetNeededError):
+            envs.step([1] * 4)
+
+
+def test_a_reset_that_failed_elsewhere_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(monkeypatch, AutoresetMode.NEXT_STEP)
+    with pair.envs as envs:
+        envs.reset()
+        pair.session.fail_next = EnvError("no", code="INVALID_SEED", is_recoverable=True)
+        with pytest.raises(EnvError, match=r"\(lanes \[0, 1\] were reset\)"):
+            envs.reset()
+        with pytest.raises(ResetNeededError, match=r"lanes \[0, 1\] were reset .* reset\(\) again"):
+            envs.step([1] * 4)
+        mask = np.array([False, False, True, True])
+        observations, _ = envs.reset(options={"reset_mask": mask})
+        assert observations[:, 0].tolist() == [10.0, 110.0, 210.0, 310.0]
+        envs.step([1] * 4)
+
+
+def rolling(lanes: int, base: float) -> list[CountingEnv]:
+    """Make lanes, the first of which is over after two steps."""
+    return [CountingEnv(9 if lane else 2, base=base + 100 * lane) for lane in range(lanes)]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_lane_lost_before_its_roll_ends_once(lanes: int, socket_dir: Any) -> None:
+    address = f"unix://{socket_dir}/env.sock"
+    with ExitStack() as stack:
+        first_server = EnvServer(rolling(lanes, 1000.0), address)
+        first_server.start()
+        stack.callback(first_server.stop)
+        remote = stack.enter_context(
+            RemoteVectorEnv(address, autoreset_mode="NextStep", on_failure="restart")
+        )
+        envs = RecordEpisodeStatistics(remote)
+        first = envs.reset()[0][0, 0]
+        envs.step(np.zeros(lanes, np.int64))
+        _, _, terminations, _, infos = envs.step(np.zeros(lanes, np.int64))
+        assert terminations.tolist() == [True, False][:lanes]
+        assert infos["episode"]["l"][0] == 2
+        first_server.stop()
+        stack.enter_context(EnvServer(rolling(lanes, 2000.0), address))
+        observations, rewards, terminations, truncations, infos = envs.step(
+            np.zeros(lanes, np.int64)
+        )
+        assert observations[0, 0] > first  # The first one of an episode that goes on.
+        assert rewards.tolist() == [0.0] * lanes
+        assert terminations.tolist() == [False] * lanes
+        assert truncations.tolist() == [False, True][:lanes]
+        if lanes == 2:  # A lone lane had nothing that was cut off.
+            assert infos["interrupted"].tolist() == [True, True]
+        episode = remote.episode_ids[0]
+        if lanes == 2:
+            assert infos["episode"]["l"].tolist() == [0, 3]  # The lost step counts there.
+            assert observations[1, 0] < 2000.0  # The last that was really seen.
+        _, _, terminations, truncations, infos = envs.step(np.zeros(lanes, np.int64))
+        assert not truncations.any()
+        assert not terminations.any()
+        assert remote.episode_ids[0] == episode
+        _, _, terminations, _, infos = envs.step(np.zeros(lanes, np.int64))
+        assert terminations.tolist() == [True, False][:lanes]
+        assert infos["episode"]["l"][0] == 2
+        records = [(one.lane, one.length, one.interrupted) for one in remote.episodes]
+        cut_off = [(1, 2, True)] if lanes == 2 else []
+        assert records == [(0, 2, False), *cut_off, (0, 2, False)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_a_loss_right_after_an_end_counts_the_steps_before_it(
+    monkeypatch: pytest.MonkeyPatch, mode: AutoresetMode
+) -> None:
+    pair = Pair(monkeypatch, mode, on_failure="restart", max_restarts=1)
+    with pair.envs as envs:
+        envs.reset()
+        for _ in range(3):
+            for _ in range(6):
+                _, _, terminations, truncations, _ = envs.step([1] * 4)
+            assert terminations.all()
+            pair.session.fail_next = LOSSES[1]
+            if mode is AutoresetMode.DISABLED:
+                envs.reset()
+            else:
+                _, _, _, truncations, _ = envs.step([1] * 4)
+                cut_off = mode is AutoresetMode.SAME_STEP
+                assert truncations.tolist() == [False, False, cut_off, cut_off]
+                envs.reset()
+
+
+def test_what_a_render_loses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(monkeypatch, AutoresetMode.SAME_STEP, on_failure="restart", max_restarts=2)
+    with pair.envs as envs:
+        envs.render_mode = "rgb_array"
+        envs.reset()
+        for _ in range(2):
+            monkeypatch.setattr(pair.session, "render", lambda *_: Answer(None, LOSSES[1]))
+            with pytest.raises(EnvError, match=r"broken$"):
+                envs.render()
+            envs.reset()
+        monkeypatch.setattr(pair.session, "render", lambda *_: Answer(None, LOSSES[1]))
+        with pytest.raises(EnvError, match="given up after 2 restarts"):
+            envs.render()
+
+
+def test_a_reset_lost_within_a_step_keeps_what_the_step_gave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make() -> LocalSession:
+        return LocalSession([partial(CountingEnv, 2), partial(CountingEnv, 9)])
+
+    source = LocalSource(make)
+    monkeypatch.setattr(rlmesh_gym.env.vector_env, "find_sources", lambda **_: [source])
+    with RemoteVectorEnv(autoreset_mode="SameStep", on_failure="restart") as envs:
+        envs.reset()
+        envs.step([1, 1])
+        session = source.sessions[-1]
+        monkeypatch.setattr(session, "reset", lambda *_, **__: Answer(None, LOSSES[0]))
+        observations, rewards, terminations, truncations, infos = envs.step([5, 7])
+        assert rewards.tolist() == [5.0, 7.0]
+        assert terminations.tolist() == [True, False]
+        assert truncations.tolist() == [False, True]
+        assert [value.tolist() for value in infos["final_obs"]] == [[2.0], [2.0]]
+        assert infos["final_info"]["t"][0] == 2
+        assert infos["final_info"]["interrupted"].tolist() == [False, True]
+        assert observations[:, 0].tolist() == [0.0, 0.0]
+        assert [(one.length, one.interrupted) for one in envs.episodes] == [(2, False), (2, True)]

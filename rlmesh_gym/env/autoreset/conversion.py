@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from rlmesh_gym.env.drive.resets import check_resettable, is_whole, reset_lanes, reset_whole
 from rlmesh_gym.env.reading.infos import BatchedInfos, all_rows
@@ -29,6 +29,9 @@ class Conversion:
     since the vector refuses to step an ended lane. Rows of ``actions`` are always those of all
     lanes of the endpoint; ``indices`` are env_indices, ascending.
     """
+
+    rolls_by_lanes: ClassVar[bool] = False
+    """Whether a step resets the lanes that have ended, and steps the others."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint

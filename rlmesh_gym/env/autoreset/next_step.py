@@ -59,6 +59,8 @@ class NextStepByLanes(Conversion):
     :class:`RollPace`. An endpoint of one lane gets a ``Reset`` instead of the ``Step``.
     """
 
+    rolls_by_lanes = True
+
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
         self._pace = RollPace()

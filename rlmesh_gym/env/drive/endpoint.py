@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym._proto.spaces.v1 import meta_pb2, value_pb2
     from rlmesh_gym.codec import Leaves, SpaceCodec
+    from rlmesh_gym.env.drive.undelivered import Undelivered
     from rlmesh_gym.env.open.sources import AnyEnvSession, Source
     from rlmesh_gym.env.reading.infos import BatchedInfos, LaneInfos
     from rlmesh_gym.episodes import EpisodeLog
@@ -87,8 +88,12 @@ class Endpoint:
         lanes: Its lanes, as the user numbers them.
         rows: The same as a slice.
         last: Last observation of each of them.
+        num_steps: Steps that were answered so far.
         is_lost: It must be reset as a whole before anything else.
         is_loss_told: The user has been told so by an error or by the flags of a step.
+        over: Lanes, as env_indices, whose episodes had ended by themselves when it was lost.
+        undelivered: What came for its lanes and has not been handed out.
+        is_shown: The user has seen what the last reset of its lanes gave.
         watch: Called with each answer that came, for those who keep its timings.
     """
 
@@ -120,6 +125,10 @@ class Endpoint:
         self.last: LastObservation = LastObservation(codec, self.num_envs)
         self.is_lost: bool = False
         self.is_loss_told = True
+        self.num_steps = 0
+        self.over: list[int] = []
+        self.undelivered: Undelivered | None = None
+        self.is_shown: bool = True
         self.watch: Callable[[AnyPending], None] | None = None
         # The slot of one lane is the whole endpoint, so whole requests do for it.
         self.can_reset_lanes: bool = session.has_partial_reset or self.num_envs == 1
@@ -239,6 +248,7 @@ class Endpoint:
             self.table.count(self.rows, reply.rewards)
         else:
             self.table.count([self.start + index for index in indices], reply.rewards)
+        self.num_steps += 1
         ended = reply.ended
         if beginning:
             ended = [row for row in ended if row not in beginning]
@@ -305,15 +315,27 @@ class Endpoint:
             typed=self.session.has_arrays,
         )
 
+    def shown(self) -> Leaves:
+        """Return the observations that the user has been shown last. Do not change."""
+        undelivered = self.undelivered
+        if undelivered is not None and undelivered.shown is not None:
+            return undelivered.shown
+        return self.last.rows()
+
     # Losses
 
-    def lose(self) -> list[str]:
+    def lose(self, over: Sequence[int] | None = None) -> list[str]:
         """Mark the endpoint as lost and end its episodes.
+
+        Args:
+            over: Lanes whose episodes had ended before the call that it was lost in; None for
+                those that have ended by now.
 
         Returns:
             Ids of the episodes that were cut off.
         """
         self.is_lost = True
+        self.over = self.ended.nonzero()[0].tolist() if over is None else list(over)
         running = [index for index in range(self.num_envs) if not self.ended[index]]
         ids = [self.table.episode_ids[self.start + index] for index in running]
         for index in running:

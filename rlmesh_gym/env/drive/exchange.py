@@ -21,6 +21,7 @@ from rlmesh_gym.errors import (
     ProtocolError,
     RemoteError,
 )
+from rlmesh_gym.lanes import any_true
 from rlmesh_gym.rpc import AnyPending
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
+    from rlmesh_gym.env.drive.last_observation import Mark
 
 
 Exchange = Generator[AnyPending, Any, InfoRows]
@@ -37,20 +39,46 @@ Exchange = Generator[AnyPending, Any, InfoRows]
 class ActiveExchange:
     """One exchange under way; a reset's ``indices`` are the env_indices that it is about.
 
-    When it is over, ``pending`` is None, and it has returned ``infos`` or was ended by ``error``.
-    ``is_torn`` means that a KeyboardInterrupt came while it was at work, not while it waited, so
-    nobody knows how much of it was done.
+    When it is over, it has returned ``infos`` (``is_done``) or was ended by ``error``.
+    ``before`` is what the user was shown of the endpoint's lanes, where others take part too, and
+    ``steps_before`` counts the endpoint's steps until then, and ``over_before`` are the lanes whose
+    episodes had ended, None for none. ``is_torn`` means that a KeyboardInterrupt came while it was
+    at work, not while it waited, so nobody knows how much of it was done.
     """
 
-    __slots__ = ("_exchange", "endpoint", "error", "indices", "infos", "is_torn", "pending")
+    __slots__ = (
+        "_exchange",
+        "before",
+        "endpoint",
+        "error",
+        "indices",
+        "infos",
+        "is_done",
+        "is_torn",
+        "over_before",
+        "pending",
+        "steps_before",
+    )
 
-    def __init__(self, endpoint: Endpoint, exchange: Exchange, indices: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        exchange: Exchange,
+        indices: Sequence[int] = (),
+        before: Mark | None = None,
+    ) -> None:
         self.endpoint: Endpoint = endpoint
         self.indices: Sequence[int] = indices
+        self.before: Mark | None = before
+        self.steps_before: int = endpoint.num_steps
+        self.over_before: Sequence[int] | None = None
+        if any_true(endpoint.ended):
+            self.over_before = endpoint.ended.nonzero()[0].tolist()
         self._exchange = exchange
         self.pending: AnyPending | None = None
         self.infos: InfoRows = None
         self.error: Error | None = None
+        self.is_done: bool = False
         self.is_torn: bool = False
 
     def proceed(self, timeout: float | None) -> None:
@@ -80,6 +108,7 @@ class ActiveExchange:
                 self.pending = self._exchange.throw(failure)
         except StopIteration as stop:
             self.infos = stop.value
+            self.is_done = True
         except CodecError as error:
             self.error = error if message is None else self._unreadable(error)
         except Error as error:
@@ -102,11 +131,6 @@ class VectorCall:
         self.name: str = name
         self.batch: Batch = batch
         self.runs: list[ActiveExchange] = []
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether some request has no answer yet."""
-        return any(run.pending is not None for run in self.runs)
 
     def finish(self, timeout: float | None) -> None:
         """Carry all runs to their end, within ``timeout`` seconds for the whole.
@@ -142,10 +166,14 @@ class VectorCall:
         lanes = [lane for run in late for lane in run.endpoint.lanes]
         names = ", ".join(run.endpoint.address for run in late)
         limit = "in time" if timeout is None else f"within {timeout:g} s"
+        then = ""
+        others = [lane for run in self.runs if run.is_done for lane in run.endpoint.lanes]
+        if self.name == "step" and others:
+            then = f". Lanes {others} moved on; the next step() hands out what came for them"
         return DeadlineError(
             f"{self.name}: no answer {limit} (lanes {lanes}); the request is not sent again, and "
-            f"a late answer only counts for the lane table. Raise timeouts.{self.name} for slow "
-            "environments",
+            f"a late answer only counts for the lane table{then}. Raise timeouts.{self.name} for "
+            "slow environments",
             endpoint=names,
             operation=self.name,
         )

@@ -14,8 +14,13 @@ from rlmesh_gym.env.autoreset.choice import choose_conversion
 from rlmesh_gym.env.drive.batch import Batch
 from rlmesh_gym.env.drive.endpoint import Endpoint
 from rlmesh_gym.env.drive.exchange import ActiveExchange, VectorCall, is_final
-from rlmesh_gym.env.drive.readiness import check_observed, check_steppable
-from rlmesh_gym.env.drive.recovery import INTERRUPTED, Recovery
+from rlmesh_gym.env.drive.readiness import (
+    check_observed,
+    check_reset_of_undelivered,
+    check_steppable,
+)
+from rlmesh_gym.env.drive.recovery import INTERRUPTED, Recovery, Way
+from rlmesh_gym.env.drive.undelivered import Undelivered
 from rlmesh_gym.env.reading.frames import FrameReader
 from rlmesh_gym.episodes import EpisodeLog
 from rlmesh_gym.errors import (
@@ -132,7 +137,7 @@ class EndpointGroup:
         """Take in what was late, and check that every lane can be stepped."""
         self._take_in_late(self.timeouts.step)
         restarts = self._recovery is not None
-        check_steppable(self.table, self.endpoints, rolls=self._rolls, restarts=restarts)
+        check_steppable(self.table, self.endpoints, self.mode, restarts=restarts)
 
     def start_step(
         self,
@@ -155,26 +160,44 @@ class EndpointGroup:
                 batch.put_rows(endpoint.rows, endpoint.last.rows())
                 if chosen:
                     rows = [leaf[endpoint.rows] for leaf in actions]
-                    call.runs.append(
-                        ActiveExchange(endpoint, conversion.step_some(chosen, rows, batch))
-                    )
-        elif len(self.endpoints) == 1 and not self.endpoints[0].is_lost:
+                    some = conversion.step_some(chosen, rows, batch)
+                    call.runs.append(self._run(endpoint, some))
+        elif len(self.endpoints) == 1 and self._is_plain(self.endpoints[0]):
             call.runs.append(
                 ActiveExchange(self.endpoints[0], self.conversions[0].step(actions, batch))
             )
         else:
             for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
-                rows = [leaf[endpoint.rows] for leaf in actions]
-                recovery = self._recovery
-                if endpoint.is_lost and recovery is not None:
-                    if endpoint.is_loss_told:
-                        exchange: Exchange = recovery.begin_anew(endpoint, batch)
-                    else:
-                        exchange = recovery.report(endpoint, batch, begin_anew=self._is_same_step)
-                else:
-                    exchange = conversion.step(rows, batch)
-                call.runs.append(ActiveExchange(endpoint, exchange))
+                exchange = self._stand_in(endpoint, batch)
+                if exchange is None:
+                    exchange = conversion.step([leaf[endpoint.rows] for leaf in actions], batch)
+                call.runs.append(self._run(endpoint, exchange))
         self._begin(call)
+
+    def _is_plain(self, endpoint: Endpoint) -> bool:
+        return not endpoint.is_lost and endpoint.undelivered is None
+
+    def _stand_in(self, endpoint: Endpoint, batch: Batch) -> Exchange | None:
+        """Return what a step does in place of stepping this endpoint, if anything."""
+        undelivered, recovery = endpoint.undelivered, self._recovery
+        if undelivered is not None:
+            return _hand_out(endpoint, undelivered, batch)
+        if not endpoint.is_lost or recovery is None:
+            return None
+        if endpoint.is_loss_told:
+            return recovery.begin_anew(endpoint, batch)
+        return recovery.report(endpoint, batch, self._way(endpoint))
+
+    def _way(self, endpoint: Endpoint) -> Way:
+        conversion = self.conversions[self.endpoints.index(endpoint)]
+        return Way(self._is_same_step, self._rolls, conversion.rolls_by_lanes)
+
+    def _run(
+        self, endpoint: Endpoint, exchange: Exchange, indices: Sequence[int] = ()
+    ) -> ActiveExchange:
+        # Only what others fail in can leave an endpoint's share of a call undelivered.
+        before = endpoint.last.mark() if len(self.endpoints) > 1 else None
+        return ActiveExchange(endpoint, exchange, indices, before)
 
     # Resets
 
@@ -199,11 +222,12 @@ class EndpointGroup:
         for endpoint, conversion in zip(self.endpoints, self.conversions, strict=True):
             chosen = None if mask is None else np.flatnonzero(mask[endpoint.rows]).tolist()
             if chosen is not None and len(chosen) < endpoint.num_envs:
-                batch.put_rows(endpoint.rows, endpoint.last.rows())
+                batch.put_rows(endpoint.rows, endpoint.shown())
             if chosen == []:
                 continue
             indices = range(endpoint.num_envs) if chosen is None else chosen
             own_seeds = [seeds[endpoint.start + index] for index in indices]
+            check_reset_of_undelivered(endpoint, indices)
             conversion.check_reset(indices, own_seeds, options)
             if endpoint.is_lost and len(indices) == endpoint.num_envs:
                 conversion.forget()
@@ -212,7 +236,9 @@ class EndpointGroup:
                 )
             else:
                 exchange = conversion.reset(indices, own_seeds, options, batch)
-            call.runs.append(ActiveExchange(endpoint, exchange, indices))
+            call.runs.append(self._run(endpoint, exchange, indices))
+        for run in call.runs:
+            run.endpoint.undelivered = None
         self._begin(call)
 
     # Frames
@@ -228,7 +254,8 @@ class EndpointGroup:
                 frames += self._frames.fetch(endpoint, self.timeouts.render)
             except RemoteError as error:  # noqa: PERF203 - endpoint by endpoint
                 if self._once.covers(error) and is_final(error):
-                    self._lose(endpoint)
+                    self._takes_on(endpoint, error)
+                    self._lose_endpoint(endpoint)
                     endpoint.is_loss_told = False
                 raise
         return frames
@@ -241,24 +268,28 @@ class EndpointGroup:
     # Calls
 
     def _begin(self, call: VectorCall) -> None:
-        # A lost endpoint blocks until it is back; the others are sent to before that.
+        # A lost endpoint blocks until it is back. It comes first: where it stays away, nothing has
+        # been sent to the others.
         runs = call.runs
         if len(runs) > 1:
-            runs = sorted(runs, key=lambda run: run.endpoint.is_lost)
+            runs = sorted(runs, key=lambda run: not run.endpoint.is_lost)
         self._call = call
-        for run in runs:
+        for place, run in enumerate(runs):
+            was_lost = run.endpoint.is_lost
             run.go_on()
             error = run.error
-            is_request = error is not None and not isinstance(error, RemoteError)
-            if error is not None and is_request and not call.is_waiting:
-                self._call = None
-                raise error  # A wrong request; nothing is in flight.
+            if error is not None and (was_lost or not isinstance(error, RemoteError)):
+                # The next call takes in what was sent before.
+                call.runs = [one for one in runs[:place] if one.error is None]
+                if not call.runs:
+                    self._call = None
+                raise error
 
     def finish(self, timeout: float | None) -> tuple[Batch, list[tuple[Endpoint, InfoRows]]]:
         """Wait for the call that was begun last.
 
-        Returns the filled batch, and the infos of each endpoint that took part. After a
-        DeadlineError the rest of the call is done by the next one.
+        Returns the filled batch, and the infos of each endpoint that took part. After an error, the
+        next step hands out what had come for the lanes of other endpoints.
         """
         call = self._call
         if call is None and self._is_closed:
@@ -271,17 +302,37 @@ class EndpointGroup:
         if failed:
             try:
                 self._settle(call, failed)
-            except Error:
+            except Error as error:
+                done = [run for run in call.runs if run.is_done]
+                _tell_moved_on(call.name, error, self._keep(call, done))
                 self._call = None
                 raise
         self._call = None
+        if call.name == "reset":
+            for endpoint in self.endpoints:
+                endpoint.is_shown = True
         return call.batch, [(run.endpoint, run.infos) for run in call.runs]
 
+    def _keep(self, call: VectorCall, runs: Sequence[ActiveExchange]) -> list[int]:
+        """Keep what came in a call that failed elsewhere; return the lanes that moved on."""
+        for run in runs:
+            endpoint = run.endpoint
+            if call.name == "step":
+                shown = None if run.before is None else endpoint.last.rows_of(run.before)
+                endpoint.undelivered = Undelivered.take(call.batch, endpoint.rows, run.infos, shown)
+            else:
+                endpoint.is_shown = False
+        return [lane for run in runs for lane in run.endpoint.lanes]
+
     def _take_in_late(self, timeout: float | None) -> None:
-        """End the last call first, where it came too late or was interrupted."""
+        """End the last call first, where it came too late or was interrupted.
+
+        What was late is dropped; what had come in time, while others were late, is kept.
+        """
         call = self._call
         if call is None:
             return
+        in_time = [run for run in call.runs if run.is_done]
         try:
             call.finish(timeout)
         except DeadlineError as error:
@@ -290,11 +341,23 @@ class EndpointGroup:
                 "sent",
                 operation=call.name,
             ) from error
-        for run in call.runs:
-            if run.is_torn or (run.error is not None and is_final(run.error)):
-                self._lose(run.endpoint)
-                run.endpoint.is_loss_told = False
         self._call = None
+        if len(in_time) < len(call.runs):
+            self._keep(call, in_time)
+        given_up: Error | None = None
+        for run in call.runs:
+            failure = run.error
+            if run.is_torn or (failure is not None and is_final(failure)):
+                if failure is not None and not self._takes_on(run.endpoint, failure):
+                    given_up = given_up or failure
+                self._lose(run)
+                run.endpoint.is_loss_told = False
+        if given_up is not None:
+            raise given_up
+
+    def _takes_on(self, endpoint: Endpoint, error: Error) -> bool:
+        """Whether an endpoint that was lost by this error goes on; without restarts, by a reset."""
+        return self._recovery is None or self._recovery.takes_on(endpoint, error)
 
     def _settle(self, call: VectorCall, failed: list[tuple[ActiveExchange, Error]]) -> None:
         """Deal with the runs that failed."""
@@ -305,21 +368,25 @@ class EndpointGroup:
             if is_final(error):
                 recovery = None if run.endpoint.is_lost else self._recovery
                 goes_on = recovery is not None and recovery.takes_on(run.endpoint, error)
-                cut_off = self._lose(run.endpoint)
+                cut_off = self._lose(run)
                 if goes_on:
+                    run.endpoint.is_loss_told = False
                     recoverable.append(run)
                     continue
             if isinstance(error, EnvError):
                 self._complete(error, run.endpoint, cut_off)
             first = first or error
         if first is not None:
-            raise first
+            raise first  # The next step tells of those that go on.
         for run in recoverable:
             call.runs[call.runs.index(run)] = self._recover(call, run)
 
-    def _lose(self, endpoint: Endpoint) -> list[str]:
+    def _lose(self, run: ActiveExchange) -> list[str]:
+        return self._lose_endpoint(run.endpoint, run.over_before)
+
+    def _lose_endpoint(self, endpoint: Endpoint, over: Sequence[int] | None = None) -> list[str]:
         self.conversions[self.endpoints.index(endpoint)].forget()
-        return endpoint.lose()
+        return endpoint.lose(over)
 
     def _complete(self, error: EnvError, endpoint: Endpoint, cut_off: Sequence[str]) -> None:
         """Say in the vector's terms which lanes and episodes an error is about."""
@@ -336,7 +403,8 @@ class EndpointGroup:
         if call.name == "reset":
             exchange: Exchange = recovery.begin_anew(endpoint, call.batch)
         else:
-            exchange = recovery.report(endpoint, call.batch, begin_anew=self._is_same_step)
+            moved = endpoint.num_steps != lost.steps_before
+            exchange = recovery.report(endpoint, call.batch, self._way(endpoint), moved=moved)
         again = VectorCall("reset", call.batch)
         run = ActiveExchange(endpoint, exchange)
         again.runs.append(run)
@@ -365,3 +433,19 @@ class EndpointGroup:
             return  # The sessions belong to the parent.
         limit = self.timeouts.close if timeout is None else timeout
         run_together([partial(endpoint.close, limit) for endpoint in self.endpoints])
+
+
+def _hand_out(endpoint: Endpoint, undelivered: Undelivered, batch: Batch) -> Exchange:
+    """Stand in for a step of an endpoint whose lanes have moved on already."""
+    endpoint.undelivered = None
+    undelivered.put(batch, endpoint.rows)
+    return undelivered.infos
+    yield  # A generator that waits for nothing.
+
+
+def _tell_moved_on(name: str, error: Error, lanes: Sequence[int]) -> None:
+    """Say in an error which lanes it is not about."""
+    if lanes and error.args:
+        done = "were reset" if name == "reset" else "moved on"
+        rest = "" if name == "reset" else "; the next step() hands out what came for them"
+        error.args = (f"{error} (lanes {list(lanes)} {done}{rest})", *error.args[1:])

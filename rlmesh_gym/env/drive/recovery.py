@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from rlmesh_gym.env.drive.resets import is_whole, reset_lanes, reset_whole
 from rlmesh_gym.env.reading.infos import all_rows
@@ -21,15 +24,20 @@ from rlmesh_gym.errors import (
     SessionRefusedError,
     UnavailableError,
 )
+from rlmesh_gym.rpc import AnyPending
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.env.drive.exchange import Exchange
-    from rlmesh_gym.rpc import AnyPending
 
+
+Beginning = Generator[AnyPending, Any, "list[tuple[int, dict[str, Any]]]"]
+"""Episodes that are begun; returns the infos of their lanes, by env_index."""
 
 INTERRUPTED = "interrupted"
 """Info key, True for lanes whose episode was cut off by the loss of their endpoint."""
@@ -40,6 +48,14 @@ _SLOT_PATIENCE = 10.0
 """Until a server that is there sees that the lost session is over, and takes another."""
 
 _logger = logging.getLogger(__name__)
+
+
+class Way(NamedTuple):
+    """How the lanes of an endpoint go on after their end."""
+
+    is_same_step: bool
+    rolls: bool  # NEXT_STEP
+    rolls_by_lanes: bool  # A step resets the lanes that have ended, and steps the others.
 
 
 class Recovery:
@@ -61,8 +77,8 @@ class Recovery:
             )
         self._patience = patience
         self._max_restarts = max_restarts
-        # What an endpoint was lost by, since its last step.
-        self._causes: dict[int, list[str]] = {}
+        # The steps of an endpoint when it was last lost, and what it was lost by since those.
+        self._causes: dict[int, tuple[int, list[str]]] = {}
         self._slot_patience = max(patience, _SLOT_PATIENCE)
 
     def covers(self, error: Error) -> bool:
@@ -75,15 +91,16 @@ class Recovery:
     def takes_on(self, endpoint: Endpoint, error: Error) -> bool:
         """Whether an endpoint that this error has just ended is to be restarted.
 
-        Call it before the endpoint's episodes are ended. Where it is given up, the error tells what
-        it was lost by before.
+        Every loss is counted here. Where the endpoint is given up, the error tells what it was lost
+        by before.
         """
         if not self.covers(error):
             return False
-        causes = self._causes.setdefault(endpoint.start, [])
-        if endpoint.lengths.any():
-            causes.clear()
+        steps, causes = self._causes.get(endpoint.start, (-1, []))
+        if endpoint.num_steps != steps:
+            causes = []
         causes.append(str(error))
+        self._causes[endpoint.start] = endpoint.num_steps, causes
         if self._max_restarts is None or len(causes) <= self._max_restarts:
             return True
         history = "; ".join(f"{number}. {cause}" for number, cause in enumerate(causes, 1))
@@ -94,34 +111,56 @@ class Recovery:
         causes.clear()
         return False
 
-    def report(self, endpoint: Endpoint, batch: Batch, *, begin_anew: bool) -> Exchange:
-        """Tell the user that the lanes of a lost endpoint are truncated.
+    def report(
+        self, endpoint: Endpoint, batch: Batch, way: Way, *, moved: bool = False
+    ) -> Exchange:
+        """Tell the user what became of the lanes of a lost endpoint.
 
-        With ``begin_anew`` (SAME_STEP) the new session is opened now and its first observations
-        are returned, the last real ones as ``final_obs``.
+        Those that were running are truncated where they were last seen; those whose episodes had
+        ended before are not: nothing of theirs was cut off. Where the mode shows a first
+        observation now, the new session is opened now; if nobody is there in time, that is left to
+        the next step. ``moved`` says that the step was answered before the endpoint was lost, so
+        its numbers count.
         """
         lanes = endpoint.rows
-        endpoint.is_loss_told = True
+        running = np.ones(endpoint.num_envs, np.bool_)
+        running[endpoint.over] = False
         batch.put_rows(lanes, endpoint.last.rows())
         rewards, terminations, truncations = batch.numbers
-        rewards[lanes] = 0.0
-        terminations[lanes] = False
-        truncations[lanes] = True
+        if moved:
+            truncations[lanes] |= running & ~terminations[lanes]
+        else:
+            rewards[lanes], terminations[lanes], truncations[lanes] = 0.0, False, running
         _logger.warning(
-            "connection to %s lost; lanes %s are truncated", endpoint.address, list(endpoint.lanes)
+            "connection to %s lost; lanes %s are interrupted",
+            endpoint.address,
+            list(endpoint.lanes),
         )
-        if not begin_anew:
-            return [(index, {INTERRUPTED: True}) for index in range(endpoint.num_envs)]
-        final = [
-            {"final_obs": batch.sample(lane), "final_info": {INTERRUPTED: True}}
-            for lane in endpoint.lanes
-        ]
-        first = dict((yield from self.begin_anew(endpoint, batch)))
-        rows: list[tuple[int, dict[str, Any]]] = []
-        for index in range(endpoint.num_envs):
-            rows.append((index, final[index]))
-            rows.append((index, {**first.get(index, {}), INTERRUPTED: True}))
-        return rows
+        infos: list[tuple[int, dict[str, Any]]]
+        infos = [(index, {INTERRUPTED: True}) for index in range(endpoint.num_envs)]
+        if way.is_same_step:
+            infos += [(index, _final(endpoint, batch, index)) for index in range(endpoint.num_envs)]
+        try:
+            infos += yield from self._begin_now(endpoint, batch, way, running)
+        except (UnavailableError, DeadlineError) as error:
+            _logger.warning("%s stays away: %s", endpoint.address, error)
+        endpoint.is_loss_told = True
+        return sorted(infos, key=lambda row: row[0])
+
+    def _begin_now(
+        self, endpoint: Endpoint, batch: Batch, way: Way, running: NDArray[np.bool_]
+    ) -> Beginning:
+        """Begin the episodes whose first observations are due in the step that tells of a loss."""
+        if way.is_same_step or (way.rolls and not running.any()):
+            first = yield from self.begin_anew(endpoint, batch)
+        elif way.rolls_by_lanes and endpoint.over:
+            # The others are rolled by the next step, as after any other end.
+            first = yield from self._open_and_reset(
+                endpoint, lambda: _reset_some(endpoint, endpoint.over, batch)
+            )
+        else:
+            return []
+        return [(index, {**info, INTERRUPTED: True}) for index, info in first]
 
     def begin_anew(
         self,
@@ -129,26 +168,33 @@ class Recovery:
         batch: Batch,
         seeds: Sequence[int | None] = (),
         options: Mapping[str, Any] | None = None,
-    ) -> Generator[AnyPending, Any, list[tuple[int, dict[str, Any]]]]:
+    ) -> Beginning:
         """Open a new session, with growing pauses in between, and reset all lanes.
 
         Blocks while there is nobody to connect to. A reset is sent again where it failed for want
         of a connection; unlike a step it may be. An UnavailableError means that nobody came back in
         time, a ConfigurationError that another environment did.
         """
+        every = range(endpoint.num_envs)
+
+        def reset() -> Beginning:
+            if is_whole(endpoint, every, seeds):
+                infos = yield from reset_whole(endpoint, batch, seeds, options)
+                return all_rows(infos, endpoint.num_envs)
+            endpoint.is_lost = False  # Seeds for some lanes only: two requests.
+            by_index = yield from reset_lanes(endpoint, every, batch, seeds, options)
+            return sorted(by_index.items())
+
+        return (yield from self._open_and_reset(endpoint, reset))
+
+    def _open_and_reset(self, endpoint: Endpoint, reset: Callable[[], Beginning]) -> Beginning:
         begun = time.monotonic()
         pause = _FIRST_PAUSE
-        every = range(endpoint.num_envs)
         while True:
             try:
                 self._reconnect(endpoint)
-                if is_whole(endpoint, every, seeds):
-                    infos = yield from reset_whole(endpoint, batch, seeds, options)
-                    break
-                endpoint.is_lost = False  # Seeds for some lanes only: two requests.
-                by_index = yield from reset_lanes(endpoint, every, batch, seeds, options)
-                return sorted(by_index.items())
-            except (UnavailableError, DeadlineError) as error:
+                infos = yield from reset()
+            except (UnavailableError, DeadlineError) as error:  # noqa: PERF203
                 # A deadline here is one of connecting; answers are waited for elsewhere.
                 endpoint.is_lost = True
                 refused = isinstance(error, SessionRefusedError)
@@ -158,8 +204,9 @@ class Recovery:
                     raise
                 time.sleep(min(pause, left))  # The last try is made when the time is up.
                 pause = min(2 * pause, _LONGEST_PAUSE)
-        _logger.info("%s is back", endpoint.address)
-        return all_rows(infos, endpoint.num_envs)
+            else:
+                _logger.info("%s is back", endpoint.address)
+                return infos
 
     def _reconnect(self, endpoint: Endpoint) -> None:
         old, source = endpoint.session, endpoint.source
@@ -185,3 +232,20 @@ class Recovery:
                 "came back with other capabilities", endpoint=source.label, operation="handshake"
             )
         endpoint.session = session
+
+
+def _reset_some(endpoint: Endpoint, indices: Sequence[int], batch: Batch) -> Beginning:
+    endpoint.is_lost = False
+    by_index = yield from reset_lanes(endpoint, indices, batch)
+    return sorted(by_index.items())
+
+
+def _final(endpoint: Endpoint, batch: Batch, index: int) -> dict[str, Any]:
+    """Return what a lane's last episode ended with, as SAME_STEP has it."""
+    lane = endpoint.start + index
+    episode_id = endpoint.table.episode_ids[lane]
+    record = next((one for one in reversed(endpoint.log) if one.episode_id == episode_id), None)
+    # It may have ended by itself in the very step whose reset was lost.
+    by_itself = record is not None and not record.interrupted
+    info = dict(record.final_info) if record is not None and by_itself else {INTERRUPTED: True}
+    return {"final_obs": batch.sample(lane), "final_info": info}
