@@ -15,6 +15,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import rlmesh_gym.env.drive.recovery
 import rlmesh_gym.env.vector_env
+import rlmesh_gym.restarts
 from rlmesh_gym.env import RemoteVectorEnv
 from rlmesh_gym.errors import (
     ConfigurationError,
@@ -47,7 +48,7 @@ class Pair:
         self.shaky = LocalSource(partial(make, 2))
         sources = [self.steady, self.shaky]
         monkeypatch.setattr(rlmesh_gym.env.vector_env, "find_sources", lambda **_: sources)
-        monkeypatch.setattr(rlmesh_gym.env.drive.recovery, "_FIRST_PAUSE", 0.001)
+        monkeypatch.setattr(rlmesh_gym.restarts, "_FIRST_PAUSE", 0.001)
         self.envs = RemoteVectorEnv(autoreset_mode=mode, **options)
 
     @property
@@ -412,6 +413,7 @@ def test_patience_lasts_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
         envs.reset()
     clock = Clock()
     monkeypatch.setattr(rlmesh_gym.env.drive.recovery, "time", clock)
+    monkeypatch.setattr(rlmesh_gym.restarts, "time", clock)
     envs.step(np.zeros(1, np.int64))
     with pytest.raises(UnavailableError):
         envs.step(np.zeros(1, np.int64))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,9 +21,9 @@ from rlmesh_gym.errors import (
     EnvError,
     Error,
     ProtocolError,
-    SessionRefusedError,
     UnavailableError,
 )
+from rlmesh_gym.restarts import Comeback, RestartBudget, check_patience
 from rlmesh_gym.rpc import AnyPending
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.env.drive.exchange import Exchange
+    from rlmesh_gym.env.open.sources import AnyEnvSession, Source
 
 
 Beginning = Generator[AnyPending, Any, "list[tuple[int, dict[str, Any]]]"]
@@ -41,11 +42,6 @@ Beginning = Generator[AnyPending, Any, "list[tuple[int, dict[str, Any]]]"]
 
 INTERRUPTED = "interrupted"
 """Info key, True for lanes whose episode was cut off by the loss of their endpoint."""
-
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 5.0
-_SLOT_PATIENCE = 10.0
-"""Until a server that is there sees that the lost session is over, and takes another."""
 
 _logger = logging.getLogger(__name__)
 
@@ -58,28 +54,36 @@ class Way(NamedTuple):
     rolls_by_lanes: bool  # A step resets the lanes that have ended, and steps the others.
 
 
+class Opener(Protocol):
+    """What opens a lost session again, and waits between two tries; a run's can be cancelled."""
+
+    def open(self, source: Source) -> AnyEnvSession:
+        """Connect and shake hands."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+class _PlainOpener:
+    def open(self, source: Source) -> AnyEnvSession:
+        return source.open()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
 class Recovery:
     """Opens lost sessions again, for ``patience`` seconds; 0 tries once.
 
     An endpoint that is lost more than ``max_restarts`` times without one step in between is given
-    up; None never gives up.
+    up; None never gives up. ``opener`` may be replaced at any time, None for the plain one.
     """
 
     def __init__(self, patience: float, max_restarts: int | None = None) -> None:
-        given: object = patience
-        if not isinstance(given, (int, float)) or not given >= 0:
-            raise ConfigurationError(f"restart_patience must be seconds, got {patience!r}")
-        count: object = max_restarts
-        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
-        if count is not None and not is_count:
-            raise ConfigurationError(
-                f"max_restarts must be a whole number of at least 0 or None, got {max_restarts!r}"
-            )
+        check_patience(patience)
         self._patience = patience
-        self._max_restarts = max_restarts
-        # The steps of an endpoint when it was last lost, and what it was lost by since those.
-        self._causes: dict[int, tuple[int, list[str]]] = {}
-        self._slot_patience = max(patience, _SLOT_PATIENCE)
+        self._budget = RestartBudget(max_restarts)
+        self.opener: Opener | None = None
 
     def covers(self, error: Error) -> bool:
         """Whether a lost endpoint is what the error tells of.
@@ -94,22 +98,9 @@ class Recovery:
         Every loss is counted here. Where the endpoint is given up, the error tells what it was lost
         by before.
         """
-        if not self.covers(error):
-            return False
-        steps, causes = self._causes.get(endpoint.start, (-1, []))
-        if endpoint.num_steps != steps:
-            causes = []
-        causes.append(str(error))
-        self._causes[endpoint.start] = endpoint.num_steps, causes
-        if self._max_restarts is None or len(causes) <= self._max_restarts:
-            return True
-        history = "; ".join(f"{number}. {cause}" for number, cause in enumerate(causes, 1))
-        error.args = (
-            f"{error} (given up after {self._max_restarts} restarts without a step in between; the "
-            f"causes were: {history})",
+        return self.covers(error) and self._budget.takes_on(
+            endpoint.start, error, endpoint.num_steps
         )
-        causes.clear()
-        return False
 
     def report(
         self, endpoint: Endpoint, batch: Batch, way: Way, *, moved: bool = False
@@ -188,30 +179,24 @@ class Recovery:
         return (yield from self._open_and_reset(endpoint, reset))
 
     def _open_and_reset(self, endpoint: Endpoint, reset: Callable[[], Beginning]) -> Beginning:
-        begun = time.monotonic()
-        pause = _FIRST_PAUSE
+        opener = self.opener or _PlainOpener()
+        comeback = Comeback(self._patience, opener.sleep)
         while True:
             try:
-                self._reconnect(endpoint)
+                self._reconnect(endpoint, opener)
                 infos = yield from reset()
             except (UnavailableError, DeadlineError) as error:  # noqa: PERF203
                 # A deadline here is one of connecting; answers are waited for elsewhere.
                 endpoint.is_lost = True
-                refused = isinstance(error, SessionRefusedError)
-                patience = self._slot_patience if refused else self._patience
-                left = begun + patience - time.monotonic()
-                if left <= 0:
-                    raise
-                time.sleep(min(pause, left))  # The last try is made when the time is up.
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                comeback.pause_after(error)
             else:
                 _logger.info("%s is back", endpoint.address)
                 return infos
 
-    def _reconnect(self, endpoint: Endpoint) -> None:
+    def _reconnect(self, endpoint: Endpoint, opener: Opener) -> None:
         old, source = endpoint.session, endpoint.source
         old.close()
-        session = source.open()
+        session = opener.open(source)
         expected, got = old.contract, session.contract
         if (expected.num_envs, expected.autoreset_mode) != (got.num_envs, got.autoreset_mode) or (
             expected.single_observation_space,
