@@ -14,9 +14,11 @@ from rlmesh_gym.cli.options import add_connection_options, connection_arguments,
 from rlmesh_gym.cli.run_plan import RunPlan
 from rlmesh_gym.cli.signals import interrupt_cancels
 from rlmesh_gym.errors import ConfigurationError, Error, RemoteError
-from rlmesh_gym.rpc import EnvSession, ModelSession
+from rlmesh_gym.restarts import RESTART_PATIENCE
+from rlmesh_gym.rpc import ModelSession
 from rlmesh_gym.runtime.cancellation import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
+from rlmesh_gym.runtime.ends.finding import find_envs
 from rlmesh_gym.runtime.hooks.jsonl import EpisodeRecorder
 from rlmesh_gym.runtime.hooks.progress import ProgressBar
 from rlmesh_gym.runtime.hooks.video import VideoRecorder
@@ -26,6 +28,8 @@ from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSe
 
 if TYPE_CHECKING:
     from rlmesh_gym.cli.run_plan import Remaining
+    from rlmesh_gym.env.drive.group import EndpointGroup
+    from rlmesh_gym.runtime.ends.finding import RunEnv
     from rlmesh_gym.runtime.hooks.table import RuntimeHooks
     from rlmesh_gym.runtime.report.runtime_report import RuntimeReport
 
@@ -76,6 +80,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--resume", metavar="DIRECTORY", help="go on with the run in there")
     text = "record the first N episodes of this session; the env must render rgb_array"
     count_option(parser, "--video", text, default=0)
+    parser.add_argument(
+        "--on-failure",
+        choices=["raise", "restart"],
+        default="raise",
+        help="what to do when an endpoint is lost: end the run, or wait for it and play what it "
+        "cut off again (default: raise)",
+    )
+    parser.add_argument(
+        "--restart-patience",
+        type=float,
+        default=RESTART_PATIENCE,
+        metavar="SECONDS",
+        help=f"how long to wait for a lost endpoint (default: {RESTART_PATIENCE:g})",
+    )
     add_connection_options(parser)
 
 
@@ -84,16 +102,21 @@ def execute(options: argparse.Namespace) -> int:
     directory = Path(options.report or options.resume)
     plan = _plan(options, directory)
     how = connection_arguments(options)
+    limits = _limits(options)
     with ExitStack() as stack:
+        envs: list[tuple[RunEnv, EndpointGroup]] = []
         try:
-            envs = [stack.enter_context(EnvSession.open(address, **how)) for address in plan.env]
+            for env in find_envs(plan.env, **how):
+                group = env.open(limits, options.on_failure)
+                stack.callback(group.close)
+                envs.append((env.opened(group), group))
         except RemoteError as error:
             return tell(f"environment: {error}", Exit.ENV_UNREACHABLE)
         try:
             model = stack.enter_context(ModelSession.open(plan.model, **how))
         except RemoteError as error:
             return tell(f"model: {error}", Exit.MODEL_UNREACHABLE)
-        return _play(plan, directory, options, envs, model)
+        return _play(plan, directory, options, envs, model, limits=limits)
 
 
 def _plan(options: argparse.Namespace, directory: Path) -> RunPlan:
@@ -118,11 +141,14 @@ def _play(
     plan: RunPlan,
     directory: Path,
     options: argparse.Namespace,
-    envs: list[EnvSession],
+    envs: list[tuple[RunEnv, EndpointGroup]],
     model: ModelSession,
+    *,
+    limits: RuntimeLimits,
 ) -> int:
+    served = [endpoint for _, group in envs for endpoint in group.endpoints]
     # Whether every lane can begin its next episode by itself, and so with a seed.
-    per_episode = all(env.has_partial_reset or env.contract.num_envs == 1 for env in envs)
+    per_episode = all(endpoint.can_reset_lanes for endpoint in served)
     if plan.seed is not None and not per_episode:
         print(
             "note: an endpoint cannot reset single lanes, so only each lane's first episode is "
@@ -133,7 +159,7 @@ def _play(
         if options.report is not None:
             _check_unused(directory)
         earlier = journal.rows
-        serves = envs[0].contract.env_id
+        serves = served[0].session.contract.env_id
         if played := {str(row.get("env_id")) for row in earlier} - {serves}:
             raise ConfigurationError(
                 f"{directory} holds episodes of {', '.join(sorted(played))} and the endpoint "
@@ -152,8 +178,12 @@ def _play(
         hooks: list[RuntimeHooks] = [recorder, ProgressBar()]
         if options.video:
             hooks.append(VideoRecorder(directory / "videos", options.video))
-        spec = _spec(plan, remaining, options.timeout, done=len(earlier))
-        session, error = _drive(RuntimeDriver(spec, envs, model, hooks))
+        spec = dataclasses.replace(
+            _spec(plan, remaining, done=len(earlier)),
+            limits=limits,
+            on_failure=options.on_failure,
+        )
+        session, error = _drive(RuntimeDriver(spec, [env for env, _ in envs], model, hooks))
         rows = (*journal.rows, *recorder.unwritten)
         report = joined_sessions(session, before, earlier, rows)
         report = dataclasses.replace(report, base_seed=plan.seed)
@@ -163,7 +193,7 @@ def _play(
         except ConfigurationError as unwritten:
             return tell(str(unwritten), Exit.FAILED)
     if error is not None:
-        endpoints = [env.endpoint for env in envs]
+        endpoints = [endpoint.address for endpoint in served]
         code, text = explain(error, plan.env, endpoints, model.endpoint)
         if code in {Exit.ENV_UNREACHABLE, Exit.MODEL_UNREACHABLE}:
             text = f"{text}; when it is back, go on with --resume {directory}"
@@ -186,10 +216,20 @@ def _drive(driver: RuntimeDriver) -> tuple[RuntimeReport, Error | None]:
         return report, error
 
 
-def _spec(
-    plan: RunPlan, remaining: Remaining, timeout: float | None, *, done: int
-) -> RuntimeSessionSpec:
-    limits = RuntimeLimits() if timeout is None else RuntimeLimits(*[timeout] * 4)
+def _limits(options: argparse.Namespace) -> RuntimeLimits:
+    limits = RuntimeLimits(restart_patience=options.restart_patience)
+    if options.timeout is None:
+        return limits
+    return dataclasses.replace(
+        limits,
+        env_reset_timeout=options.timeout,
+        env_step_timeout=options.timeout,
+        model_resolve_timeout=options.timeout,
+        model_predict_timeout=options.timeout,
+    )
+
+
+def _spec(plan: RunPlan, remaining: Remaining, *, done: int) -> RuntimeSessionSpec:
     is_first = remaining.seeds is not None or not done
     return RuntimeSessionSpec(
         max_episodes=len(remaining.indices),
@@ -199,5 +239,4 @@ def _spec(
         execution_horizon=plan.horizon,
         # Without seeds for each episode, a resumed run must not begin like the first one.
         session_id=DEFAULT_SESSION_ID if is_first else f"resumed-{done}",
-        limits=limits,
     )

@@ -24,6 +24,7 @@ from rlmesh_gym.errors import (
     UnsupportedAttributeError,
     UnsupportedCallError,
 )
+from rlmesh_gym.restarts import MAX_RESTARTS, RESTART_PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,8 +119,8 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         max_episode_steps: int | None = None,
         episode_ids_in_infos: bool = False,
         episodes_kept: int | None = 1000,
-        restart_patience: float = 60.0,
-        max_restarts: int | None = 3,
+        restart_patience: float = RESTART_PATIENCE,
+        max_restarts: int | None = MAX_RESTARTS,
         **env_kwargs: Any,
     ) -> None:
         self.closed = True  # Until it is connected, there is nothing to close.

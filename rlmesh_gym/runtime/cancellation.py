@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from rlmesh_gym.env.open.sources import AnyEnvSession
+    from rlmesh_gym.env.open.sources import AnyEnvSession, Source
     from rlmesh_gym.policy.any_session import AnyModelSession
 
 
@@ -123,6 +124,21 @@ class CancellationWatch:
         self._sessions.append(session)
         if self._is_cancelled:
             session.interrupt(_cancelled())
+
+    def open(self, source: Source) -> AnyEnvSession:
+        """Open a lost session again, and interrupt that too."""
+        session = self.run(source.open, lambda late: late.close())
+        self.add(session)
+        return session
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for the next try to do so; raises ``CancelledRunError`` when the run should end."""
+        self.check()
+        if self._cancellation is None:
+            time.sleep(seconds)
+        else:
+            self._cancellation.wait(seconds)
+        self.check()
 
     def check(self) -> None:
         """Raise ``CancelledRunError`` if the run should end."""

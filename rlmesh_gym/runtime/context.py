@@ -31,6 +31,7 @@ class CallClock:
         self._shares = shares
         self._operation = ""
         self._began = 0.0
+        self._sent = 0.0
         self._answers: list[Any] = []
         self._local_ns = 0
 
@@ -39,18 +40,22 @@ class CallClock:
         self._operation = operation
         self._answers = []
         self._local_ns = 0
-        self._began = time.perf_counter()
+        self._began = self._sent = time.perf_counter()
         self._telemetry.begin(operation, self._began)
         return self
 
     def __enter__(self) -> None:
         """Do nothing more than :meth:`timed` has done."""
 
+    def sent(self) -> None:
+        """Note that all calls have gone out; an endpoint that was lost may have held them up."""
+        self._sent = time.perf_counter()
+
     def left(self, timeout: float | None) -> float | None:
         """Return what is left of ``timeout`` seconds since the calls went out."""
         if timeout is None:
             return None
-        return max(0.0, timeout - (time.perf_counter() - self._began))
+        return max(0.0, timeout - (time.perf_counter() - self._sent))
 
     def note(self, pending: AnyPending) -> None:
         """Take in one answer."""

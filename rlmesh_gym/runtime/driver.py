@@ -122,6 +122,7 @@ def run(
     reason: str | Callable[[], str | None] | None = None,
     token: str | None = None,
     tls: bool | Mapping[str, Any] | TLSConfig | None = None,
+    on_failure: Literal["raise", "restart"] = "raise",
 ) -> RuntimeReport:
     """Evaluate a policy in an environment, either of them anywhere.
 
@@ -155,6 +156,9 @@ def run(
         reason: Why it was cancelled, for the report.
         token: What endpoints at addresses ask for, else ``RLMESH_GYM_TOKEN``.
         tls: How to encrypt connections to addresses.
+        on_failure: ``"raise"``, or ``"restart"``: endpoints at addresses, and the model, are waited
+            for when they are lost, for ``limits.restart_patience``. Episodes that were cut off are
+            reported as interrupted and played again.
 
     Returns:
         The report.
@@ -181,6 +185,7 @@ def run(
         session_id=session_id,
         reset_options=reset_options,
         limits=limits or RuntimeLimits(),
+        on_failure=on_failure,
     )
     envs = find_envs(env, token=token, tls=tls)
     return RuntimeDriver(spec, envs, end, hooks).run(cancellation, reason)

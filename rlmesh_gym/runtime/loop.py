@@ -6,6 +6,7 @@ to their users: which lanes are reset when, with which seed, and which episodes 
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from rlmesh_gym.env.drive.batch import Batch
 from rlmesh_gym.errors import DeadlineError, RemoteError, ResetNeededError, UnavailableError
 from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.policy.episodes import Boundaries, name_few
+from rlmesh_gym.restarts import Comeback, RestartBudget
 from rlmesh_gym.runtime.context import late
 from rlmesh_gym.runtime.ends.env_lanes import ResetWay
 from rlmesh_gym.runtime.ends.policies import WholePolicy
@@ -24,13 +26,14 @@ from rlmesh_gym.runtime.hooks import events
 from rlmesh_gym.runtime.report.metrics import ENV_RESET, ENV_STEP, MODEL_PREDICT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from rlmesh_gym.codec import Leaves, SpaceCodec
     from rlmesh_gym.env.drive.batch import Numbers
     from rlmesh_gym.episodes import EpisodeRecord
+    from rlmesh_gym.runtime.cancellation import CancellationWatch
     from rlmesh_gym.runtime.context import RunContext
     from rlmesh_gym.runtime.ends.env_lanes import CallInfos, EnvLanes
     from rlmesh_gym.runtime.ends.policies import RunPolicy
@@ -48,7 +51,7 @@ class RunLoop:
         watcher: What the policy tells.
         codecs: Codecs of one observation and of one action.
         shares: Where the run's time goes, for the part that each episode had.
-        check: Raises where the run was cancelled.
+        watch: Raises where the run was cancelled.
 
     Attributes:
         episodes: Records of the episodes that are over, as they ended.
@@ -65,7 +68,7 @@ class RunLoop:
         *,
         codecs: tuple[SpaceCodec, SpaceCodec],
         shares: TimeShares,
-        check: Callable[[], None],
+        watch: CancellationWatch,
     ) -> None:
         self.episodes: list[EpisodeRecord] = []
         self.total_steps: int = 0
@@ -82,7 +85,8 @@ class RunLoop:
         self._watcher = watcher
         self._observation_codec, self._action_codec = codecs
         self._shares = shares
-        self._check = check
+        self._watch = watch
+        self._budget = RestartBudget(context.spec.limits.max_restarts)
         self._tick = 0
         num_lanes = self._plan.num_lanes
         self._env_of = [env for env in envs for _ in env.lanes]
@@ -116,7 +120,7 @@ class RunLoop:
         while not plan.is_done:
             if max_steps is not None and self.total_steps >= max_steps:
                 return "max_steps"
-            self._check()
+            self._watch.check()
             if self._bounds is None or not self._bounds.all_run:
                 self._reset()
             bounds = self._look()
@@ -154,13 +158,30 @@ class RunLoop:
         with self._clock.timed(ENV_RESET):
             for env, lanes in due:
                 env.start_reset(lanes, self._plan, spec.reset_options)
+            self._clock.sent()
             for env, _ in due:
                 batch, _ = self._finish(env, "env_reset_timeout")
                 self._take_observations(env, batch)
+        self._take_cut_off([env for env, _ in due])
         self._records.clear()  # Of episodes that do not count.
         for env, lanes in due:
             for lane in lanes:
                 self._begin(env, lane, by_env=False)
+
+    def _take_cut_off(self, envs: Sequence[EnvLanes]) -> None:
+        """Write up episodes that went on while other lanes were reset, and were lost with that."""
+        cut_off = [
+            lane
+            for env in envs
+            for lane in env.lanes
+            if self._plan.playing[lane] and self._ids[lane] in self._records
+        ]
+        if cut_off:
+            ids = [self._ids[lane] for lane in cut_off]
+            for lane in cut_off:
+                self._complete(lane)
+            self._recount()
+            self._policy.lanes.adapter.evictions.end(ids)
 
     def _begin(self, env: EnvLanes, lane: int, *, by_env: bool) -> None:
         self._bounds = None
@@ -203,7 +224,7 @@ class RunLoop:
         self._watcher.begin(self._tick)
         try:
             with self._clock.timed(MODEL_PREDICT):
-                actions = self._policy.act(self._observations, bounds)
+                actions = self._predict(bounds)
         except DeadlineError as error:
             limit = "" if isinstance(self._policy, WholePolicy) else "model_predict_timeout"
             raise late(error, limit, self._place(bounds.running.tolist())) from error
@@ -229,6 +250,26 @@ class RunLoop:
                 leaf[lanes] = part
         return actions
 
+    def _predict(self, bounds: Boundaries) -> Leaves:
+        """Ask the policy, again where the model was lost and may come back."""
+        comeback: Comeback | None = None
+        while True:
+            try:
+                return self._policy.act(self._observations, bounds)
+            except UnavailableError as error:  # noqa: PERF203
+                spec = self._context.spec
+                if spec.on_failure != "restart":
+                    raise
+                if comeback is None:
+                    if not self._budget.takes_on("model", error, self._watcher.calls):
+                        raise
+                    comeback = Comeback(spec.limits.restart_patience, self._watch.sleep)
+                    text = (
+                        f"connection to {self._policy.endpoint} lost; waiting for it to come back"
+                    )
+                    self._hooks.log(logging.WARNING, text)
+                comeback.pause_after(error)
+
     # Steps
 
     def _step(self, bounds: Boundaries, actions: Leaves) -> None:
@@ -241,6 +282,7 @@ class RunLoop:
         with self._clock.timed(ENV_STEP):
             for env in active:
                 env.start_step(actions, self._plan)
+            self._clock.sent()
             for env in active:
                 batch, told = self._finish(env, "env_step_timeout")
                 infos.append(told)
@@ -266,14 +308,25 @@ class RunLoop:
             self._emit_step(bounds, actions, (rewards, terminations, truncations))
         if not changed and not cut:
             return
+        self._take_ends(list(zip(active, infos, strict=True)), over, cut)
+
+    def _take_ends(
+        self,
+        stepped: Sequence[tuple[EnvLanes, CallInfos]],
+        over: NDArray[np.bool_],
+        cut: set[int],
+    ) -> None:
+        """Take in the episodes that ended with a step, those that the run cuts among them."""
         ids = self._names(np.flatnonzero(over))  # Before other episodes begin on these lanes.
-        for env, told in zip(active, infos, strict=True):
+        for env, told in stepped:
             for lane in env.lanes:
                 if lane in cut:
                     env.cut(lane, told.of(lane - env.lanes.start))
                 if over[lane]:
                     self._complete(lane)
                 self._take_beginning(env, lane)
+        if ids and any(record.interrupted for record in self.episodes[-len(ids) :]):
+            self._recount()
         self._records.clear()
         self._policy.lanes.adapter.evictions.end(ids)
 
@@ -285,6 +338,12 @@ class RunLoop:
         for env, batch in zip(envs, batches, strict=True):
             found.put_numbers(env.rows, batch.numbers)
         return found.numbers
+
+    def _recount(self) -> None:
+        """Count the steps anew: one that was lost was none."""
+        lengths = np.concatenate([env.group.table.lengths for env in self._envs])
+        running = int(lengths[self._plan.playing].sum())
+        self.total_steps = running + sum(record.length for record in self.episodes)
 
     def _take_beginning(self, env: EnvLanes, lane: int) -> None:
         """Take in an episode that the env has begun by itself."""

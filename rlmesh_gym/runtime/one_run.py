@@ -114,6 +114,8 @@ class OneRun:
                 # No Exception comes up to here. This is a Ctrl-C or a hook that calls sys.exit.
                 first = first or error
 
+        for env in self.lanes:
+            env.group.open_by(None)
         interrupted = self.loop.close() if self.loop is not None else []
         for record in interrupted:
             attempt(self._emit, events.EpisodeCompleted, episode=record)
@@ -145,7 +147,7 @@ class OneRun:
             deliver = partial(self.hooks.emit, "on_telemetry")
             self.ticker = TelemetryTicker(self.telemetry, spec.limits.telemetry_window, deliver)
             self.ticker.start()
-        for env, group in connect(self.envs, spec.limits, watch):
+        for env, group in connect(self.envs, spec, watch):
             self._add_env(env, group)
         contract = self.lanes[0].group.endpoints[0].session.contract
         codecs = (
@@ -164,7 +166,7 @@ class OneRun:
             self.watcher,
             codecs=codecs,
             shares=self.shares,
-            check=watch.check,
+            watch=watch,
         )
         self._emit_started(plan.num_lanes)
         began = time.monotonic()

@@ -11,6 +11,12 @@ import numpy as np
 
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.model import MAX_EXECUTION_HORIZON
+from rlmesh_gym.restarts import (
+    MAX_RESTARTS,
+    RESTART_PATIENCE,
+    check_max_restarts,
+    check_patience,
+)
 
 DEFAULT_SESSION_ID = "run"
 """One fixed name, so that equal base seeds give equal seeds unless the user says otherwise."""
@@ -87,6 +93,9 @@ class RuntimeLimits:
         close_timeout: For letting go of the model, and again for the env; always finite.
         telemetry_window: Length of the live telemetry window; 0 for none. Anything between 0 and
             0.001 is taken as 0.001.
+        restart_patience: How long ``on_failure="restart"`` waits for an end that was lost.
+        max_restarts: How often it takes one back that gets nothing done in between; a count, None
+            for ever.
     """
 
     env_reset_timeout: float | None = 300.0
@@ -95,6 +104,8 @@ class RuntimeLimits:
     model_predict_timeout: float | None = 300.0
     close_timeout: float = 5.0
     telemetry_window: float = 5.0
+    restart_patience: float = RESTART_PATIENCE
+    max_restarts: int | None = MAX_RESTARTS
 
     def validate(self) -> None:
         """Check every number.
@@ -102,7 +113,11 @@ class RuntimeLimits:
         Raises:
             ConfigurationError: One is negative, zero where that makes no sense, or not a number.
         """
+        check_patience(self.restart_patience)
+        check_max_restarts(self.max_restarts)
         for name, value in vars(self).items():
+            if name in {"restart_patience", "max_restarts"}:
+                continue
             if name == "close_timeout":
                 is_right, rule = _is_time(value), "seconds above 0"
             elif name == "telemetry_window":
@@ -143,6 +158,10 @@ class RuntimeSessionSpec:
             base seed are equal under one name and different under two.
         reset_options: ``options`` of every reset; plain data.
         limits: How long to wait.
+        on_failure: ``"raise"``, or ``"restart"``: endpoints at addresses, and the model, are waited
+            for when they are lost. Episodes that a lost env cut off are reported as interrupted and
+            played again; a model goes on with the next observations, and what it kept of episodes
+            is lost. A ``RemoteVectorEnv`` that is given has its own ``on_failure``.
     """
 
     max_episodes: int | None = None
@@ -156,6 +175,7 @@ class RuntimeSessionSpec:
     session_id: str = DEFAULT_SESSION_ID
     reset_options: Mapping[str, Any] | None = None
     limits: RuntimeLimits = field(default_factory=RuntimeLimits)
+    on_failure: Literal["raise", "restart"] = "raise"
 
     def validate(self) -> RuntimeSessionSpec:
         """Check the spec by itself, without asking anyone.
@@ -187,6 +207,8 @@ class RuntimeSessionSpec:
         _require(is_limit, "max_episode_seconds", "above 0 or None", seconds)
         is_known = self.predict_rows in {"auto", "together", "apart"}
         _require(is_known, "predict_rows", "'auto', 'together' or 'apart'", self.predict_rows)
+        is_way = self.on_failure in {"raise", "restart"}
+        _require(is_way, "on_failure", "'raise' or 'restart'", self.on_failure)
         is_name = isinstance(session, str) and session != ""
         _require(is_name, "session_id", "a text, not empty", session)
         is_dict = options is None or isinstance(options, Mapping)

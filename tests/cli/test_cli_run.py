@@ -536,3 +536,26 @@ def test_with_the_released_package_on_both_sides(
     assert done.code == 0, done.err
     assert "only each lane's first episode is seeded" in done.err
     assert len(read_episodes(tmp_path / "c").rows) == 4
+
+
+def test_a_run_that_goes_on(program: Callable[..., Outcome], tmp_path: Path) -> None:
+    made: list[CountingEnv] = []
+
+    def build() -> Any:
+        # The first one breaks in its second episode, and with it the session.
+        made.append(CountingEnv(4) if made else FailingEnv(4, at=6))
+        return made[-1]
+
+    with rg.EnvServer(build, max_sessions=8) as server, rg.ModelServer(zeros) as model_server:
+        common = ("--env", server.address, "--model", model_server.address, "--episodes", 3)
+        done = program("run", *common, "--report", tmp_path / "ends")
+        assert done.code == 1
+        assert "the gripper is stuck" in done.err
+        made.clear()
+        done = program("run", *common, "--report", tmp_path / "out", "--on-failure", "restart")
+        assert done.code == 0, done.err
+    assert [row["length"] for row in read_episodes(tmp_path / "out").rows] == [4, 4, 4]
+    report = read_report(tmp_path / "out")
+    assert report is not None
+    assert len(report.completed_episodes) == 3
+    assert report.total_steps == sum(episode.length for episode in report.episodes)

@@ -25,7 +25,7 @@ from rlmesh_gym.lanes import any_true
 from rlmesh_gym.rpc import AnyPending
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rlmesh_gym.env.drive.batch import Batch
     from rlmesh_gym.env.drive.endpoint import Endpoint
@@ -37,7 +37,9 @@ Exchange = Generator[AnyPending, Any, InfoRows]
 
 
 class ActiveExchange:
-    """One exchange under way; a reset's ``indices`` are the env_indices that it is about.
+    """One exchange under way.
+
+    A reset's ``indices`` are the env_indices that it is about, with their ``seeds``.
 
     When it is over, it has returned ``infos`` (``is_done``) or was ended by ``error``.
     ``before`` is what the user was shown of the endpoint's lanes, where others take part too, and
@@ -55,8 +57,10 @@ class ActiveExchange:
         "infos",
         "is_done",
         "is_torn",
+        "options",
         "over_before",
         "pending",
+        "seeds",
         "steps_before",
     )
 
@@ -64,11 +68,16 @@ class ActiveExchange:
         self,
         endpoint: Endpoint,
         exchange: Exchange,
+        *,
         indices: Sequence[int] = (),
         before: Mark | None = None,
+        seeds: Sequence[int | None] = (),
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.endpoint: Endpoint = endpoint
         self.indices: Sequence[int] = indices
+        self.seeds: Sequence[int | None] = seeds
+        self.options: Mapping[str, Any] | None = options
         self.before: Mark | None = before
         self.steps_before: int = endpoint.num_steps
         self.over_before: Sequence[int] | None = None

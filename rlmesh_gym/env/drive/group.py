@@ -19,7 +19,7 @@ from rlmesh_gym.env.drive.readiness import (
     check_reset_of_undelivered,
     check_steppable,
 )
-from rlmesh_gym.env.drive.recovery import INTERRUPTED, Recovery, Way
+from rlmesh_gym.env.drive.recovery import INTERRUPTED, Opener, Recovery, Way
 from rlmesh_gym.env.drive.undelivered import Undelivered
 from rlmesh_gym.env.reading.frames import FrameReader
 from rlmesh_gym.episodes import EpisodeLog
@@ -131,6 +131,12 @@ class EndpointGroup:
                 name=self.pending,
             )
 
+    def open_by(self, opener: Opener | None) -> None:
+        """Have lost sessions opened again by this, None for the plain way."""
+        self._once.opener = opener
+        if self._recovery is not None:
+            self._recovery.opener = opener
+
     # Steps
 
     def prepare_step(self) -> None:
@@ -160,8 +166,10 @@ class EndpointGroup:
                 batch.put_rows(endpoint.rows, endpoint.last.rows())
                 if chosen:
                     rows = [leaf[endpoint.rows] for leaf in actions]
-                    some = conversion.step_some(chosen, rows, batch)
-                    call.runs.append(self._run(endpoint, some))
+                    exchange = self._stand_in(endpoint, batch)
+                    if exchange is None:
+                        exchange = conversion.step_some(chosen, rows, batch)
+                    call.runs.append(self._run(endpoint, exchange))
         elif len(self.endpoints) == 1 and self._is_plain(self.endpoints[0]):
             call.runs.append(
                 ActiveExchange(self.endpoints[0], self.conversions[0].step(actions, batch))
@@ -192,12 +200,10 @@ class EndpointGroup:
         conversion = self.conversions[self.endpoints.index(endpoint)]
         return Way(self._is_same_step, self._rolls, conversion.rolls_by_lanes)
 
-    def _run(
-        self, endpoint: Endpoint, exchange: Exchange, indices: Sequence[int] = ()
-    ) -> ActiveExchange:
-        # Only what others fail in can leave an endpoint's share of a call undelivered.
+    def _run(self, endpoint: Endpoint, exchange: Exchange) -> ActiveExchange:
+        # Only what others fail in can leave an endpoint's share of a step undelivered.
         before = endpoint.last.mark() if len(self.endpoints) > 1 else None
-        return ActiveExchange(endpoint, exchange, indices, before)
+        return ActiveExchange(endpoint, exchange, before=before)
 
     # Resets
 
@@ -236,7 +242,11 @@ class EndpointGroup:
                 )
             else:
                 exchange = conversion.reset(indices, own_seeds, options, batch)
-            call.runs.append(self._run(endpoint, exchange, indices))
+            call.runs.append(
+                ActiveExchange(
+                    endpoint, exchange, indices=indices, seeds=own_seeds, options=options
+                )
+            )
         for run in call.runs:
             run.endpoint.undelivered = None
         self._begin(call)
@@ -401,7 +411,9 @@ class EndpointGroup:
         recovery = self._recovery or self._once
         endpoint = lost.endpoint
         if call.name == "reset":
-            exchange: Exchange = recovery.begin_anew(endpoint, call.batch)
+            by_index = dict(zip(lost.indices, lost.seeds, strict=True))
+            seeds = [by_index.get(index) for index in range(endpoint.num_envs)]
+            exchange: Exchange = recovery.begin_anew(endpoint, call.batch, seeds, lost.options)
         else:
             moved = endpoint.num_steps != lost.steps_before
             exchange = recovery.report(endpoint, call.batch, self._way(endpoint), moved=moved)

@@ -108,7 +108,8 @@ class EnvLanes:
         if due and all(map(plan.is_fresh, self.lanes)):
             return list(self.lanes)
         if self.way is ResetWay.AUTO:
-            return []
+            # A lost endpoint cannot begin an episode by itself, but for what a step has to tell.
+            return self._with_lost([lane for lane in due if self._is_gone(lane)])
         if self.way is ResetWay.LANES:
             return self._with_lost(due)
         ended: list[int] = []
@@ -121,6 +122,11 @@ class EnvLanes:
             return list(self.lanes) if due and not is_playing else []
         # A vector env takes no step while a lane has ended, so lanes that are done come along.
         return self._with_lost(sorted({*due, *ended})) if is_playing or due else []
+
+    def _is_gone(self, lane: int) -> bool:
+        index = lane - self.rows.start
+        endpoint = next(end for end in self.group.endpoints if index in end.lanes)
+        return endpoint.is_lost and endpoint.is_loss_told
 
     def _with_lost(self, due: list[int]) -> list[int]:
         """Add the other lanes of endpoints that were lost: those are only reset as a whole."""

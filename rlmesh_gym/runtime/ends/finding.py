@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -12,12 +12,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rlmesh_gym.codec import find_env_id
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
 from rlmesh_gym.env.drive.group import EndpointGroup
+from rlmesh_gym.env.drive.recovery import Recovery
 from rlmesh_gym.env.open.connect import check_alike
 from rlmesh_gym.env.open.sources import AddressSource, ConnectionOptions, GivenSession
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.model import ModelHandler
 from rlmesh_gym.policy import RemotePolicy
-from rlmesh_gym.rpc import Timeouts
 from rlmesh_gym.runtime.ends.policies import RunPolicy, SessionPolicy, WholePolicy
 from rlmesh_gym.server.env.in_process import InProcessEnvSession
 from rlmesh_gym.server.env.served_lanes import ServedLanes
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rlmesh_gym.env.open.sources import AnyEnvSession
-    from rlmesh_gym.rpc import TLSLike
+    from rlmesh_gym.rpc import TimeoutsLike, TLSLike
     from rlmesh_gym.runtime.cancellation import CancellationWatch
-    from rlmesh_gym.runtime.spec import RuntimeLimits
+    from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
+
+    OnFailure: TypeAlias = Literal["raise", "restart"]
 
 
 @dataclass(frozen=True)
@@ -38,29 +40,43 @@ class RunEnv:
     """One env of a run; ``open`` connects, if that is still to be done."""
 
     endpoints: tuple[str, ...]  # As far as they are known before it is open.
-    open: Callable[[RuntimeLimits], EndpointGroup]
+    open: Callable[[RuntimeLimits, OnFailure], EndpointGroup]
     is_owner: bool = False  # The run closes what it opened.
 
+    def opened(self, group: EndpointGroup) -> RunEnv:
+        """Return the same env with what its ``open`` has returned."""
+        return replace(self, open=lambda *_: group)
 
-def find_envs(env: Any, *, token: str | None = None, tls: TLSLike = None) -> tuple[RunEnv, ...]:
-    """Return the envs of a run for one env, or for a list or tuple of them."""
+
+def find_envs(
+    env: Any,
+    *,
+    token: str | None = None,
+    tls: TLSLike = None,
+    timeouts: TimeoutsLike = None,
+) -> tuple[RunEnv, ...]:
+    """Return the envs of a run for one env, or for a list or tuple of them.
+
+    The rest is for those at addresses; of the timeouts, those that the run's limits say nothing of.
+    """
     several = env if isinstance(env, (list, tuple)) else [env]
     objects = [one for one in several if not isinstance(one, str)]
     if len({id(one) for one in objects}) < len(objects):
         message = "the same env object is in the list twice; its lanes can be played only once"
         raise ConfigurationError(message)
-    return tuple(_find_env(one, token, tls) for one in several)
+    options = ConnectionOptions.from_values(token, tls, timeouts)
+    return tuple(_find_env(one, options) for one in several)
 
 
-def _find_env(env: Any, token: str | None, tls: TLSLike) -> RunEnv:
+def _find_env(env: Any, options: ConnectionOptions) -> RunEnv:
     if isinstance(env, RunEnv):
         return env
     if isinstance(env, str):
-        return RunEnv((env,), lambda limits: _connect(env, token, tls, limits), is_owner=True)
+        return RunEnv((env,), partial(_connect, env, options), is_owner=True)
     if isinstance(env, (RemoteVectorEnv, RemoteEnv)):
         group = env.lane_engine
         addresses = tuple(endpoint.address for endpoint in group.endpoints)
-        return RunEnv(addresses, lambda _: group)
+        return RunEnv(addresses, lambda *_: group)
     if isinstance(env, (VectorEnv, gymnasium.Env)):
         return _over_session(InProcessEnvSession(_served(env)))
     if _has_methods(env, "reset", "step", "render") and hasattr(env, "endpoint"):
@@ -72,23 +88,32 @@ def _find_env(env: Any, token: str | None, tls: TLSLike) -> RunEnv:
     raise ConfigurationError(message)
 
 
-def _connect(address: str, token: str | None, tls: TLSLike, limits: RuntimeLimits) -> EndpointGroup:
-    timeouts = Timeouts(
+def _connect(
+    address: str, options: ConnectionOptions, limits: RuntimeLimits, on_failure: OnFailure
+) -> EndpointGroup:
+    timeouts = replace(
+        options.timeouts,
         reset=limits.env_reset_timeout,
         step=limits.env_step_timeout,
         close=limits.close_timeout,
     )
-    options = ConnectionOptions.from_values(token, tls, timeouts)
-    source = AddressSource(address, options)
+    source = AddressSource(address, replace(options, timeouts=timeouts))
     session = source.open()
+    recovery = None
+    if on_failure == "restart":
+        recovery = Recovery(limits.restart_patience, limits.max_restarts)
     return EndpointGroup(
-        [source], [session], autoreset_mode=session.contract.autoreset_mode, timeouts=timeouts
+        [source],
+        [session],
+        autoreset_mode=session.contract.autoreset_mode,
+        timeouts=timeouts,
+        recovery=recovery,
     )
 
 
 def _over_session(session: AnyEnvSession) -> RunEnv:
-    def open_group(limits: RuntimeLimits) -> EndpointGroup:
-        del limits
+    def open_group(limits: RuntimeLimits, on_failure: OnFailure) -> EndpointGroup:
+        del limits, on_failure
         mode = session.contract.autoreset_mode
         return EndpointGroup(
             [GivenSession(session)], [session], autoreset_mode=mode, timeouts=session.timeouts
@@ -109,7 +134,7 @@ def _served(env: VectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]) -> ServedLa
 
 
 def connect(
-    envs: Sequence[RunEnv], limits: RuntimeLimits, watch: CancellationWatch
+    envs: Sequence[RunEnv], spec: RuntimeSessionSpec, watch: CancellationWatch
 ) -> Iterator[tuple[RunEnv, EndpointGroup]]:
     """Open the envs, each handed out as soon as it is there, so that it can be let go of.
 
@@ -120,10 +145,11 @@ def connect(
     sessions = []
     for env in envs:
         # Who does not answer is waited for elsewhere, and closed if the answer comes too late.
-        late = partial(_close_late, env, limits.close_timeout)
-        group = watch.run(partial(env.open, limits), late)
+        late = partial(_close_late, env, spec.limits.close_timeout)
+        group = watch.run(partial(env.open, spec.limits, spec.on_failure), late)
         for endpoint in group.endpoints:
             watch.add(endpoint.session)
+        group.open_by(watch)
         sessions.append(group.endpoints[0].session)
         yield env, group
     for other in sessions[1:]:
