@@ -9,6 +9,8 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from rlmesh_gym.signals import handle_signals
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -61,9 +63,6 @@ def terminate_as_interrupt() -> Iterator[None]:
     Signals in quick succession, as when a shell and a supervisor send one each, count as one: a
     second exception would hit the code that handles the first.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Signals can be set in the main thread only.
-        return
     last = -_SUCCESSION
 
     def interrupt(number: int, frame: object) -> None:
@@ -72,16 +71,9 @@ def terminate_as_interrupt() -> Iterator[None]:
         if last - before >= _SUCCESSION:
             signal.default_int_handler(number, frame)  # type: ignore[arg-type]
 
-    previous = {
-        number: signal.signal(number, interrupt)
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
+    numbers = (*_not_ignored(signal.SIGINT), signal.SIGTERM)
+    with handle_signals(dict.fromkeys(numbers, interrupt)):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -115,12 +107,7 @@ def interrupt_cancels(
         if handled > 1 and second_interrupts:
             signal.default_int_handler(number, frame)  # type: ignore[arg-type]
 
-    # Who started us with a signal ignored, as a shell does in the background, wants it so.
-    numbers = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    ]
+    numbers = _not_ignored(signal.SIGINT, signal.SIGTERM)
     listener = threading.Thread(target=listen, name="rlmesh_gym-signals", daemon=True)
 
     def stop_listening() -> None:
@@ -131,8 +118,12 @@ def interrupt_cancels(
     with ExitStack() as afterwards:
         listener.start()
         afterwards.callback(stop_listening)
-        before = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-        afterwards.callback(signal.set_wakeup_fd, before)
-        for number in numbers:
-            afterwards.callback(signal.signal, number, signal.signal(number, interrupt))
+        afterwards.enter_context(
+            handle_signals(dict.fromkeys(numbers, interrupt), wakeup=tell.fileno())
+        )
         yield
+
+
+def _not_ignored(*numbers: int) -> list[int]:
+    # Who started us with a signal ignored, as a shell does in the background, wants it so.
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]

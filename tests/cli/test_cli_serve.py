@@ -175,3 +175,19 @@ def test_ping_of_the_released_package(program: Callable[..., Outcome]) -> None:
     assert (facts["kind"], facts["lanes"], facts["autoreset"]) == ("env", "2", "DISABLED")
     assert "subset_step" in facts["capabilities"]
     assert "0.1.0" in facts["peer"]
+
+
+@pytest.mark.parametrize(("what", "key", "value"), [("pool", "sum", 12), ("worker", "status", -15)])
+def test_an_env_with_processes_of_its_own(
+    what: str, key: str, value: int, socket_dir: Path
+) -> None:
+    where = f"unix://{socket_dir}/env.sock"
+    arguments = ("--env-kwargs", f"what={what}", "--address", where)
+    with started("serve", "tests.env.hosted_env:Hosted-v0", *arguments) as server:
+        with rg.RemoteEnv(address_of(server)) as env:
+            for _ in range(3):
+                assert env.reset()[1][key] == value
+            env.step(0)
+        server.send_signal(signal.SIGTERM)
+        code, out, err = ended(server)
+    assert (code, out) == (0, "stopping\n"), err

@@ -111,7 +111,7 @@ def test_max_episode_steps_is_made_into_the_env() -> None:
         ({"env_id": "NoSuchEnv-v0"}, r"NoSuchEnv.*'module:Name-v0'"),
         ({"env_id": "no_such_module:NoSuchEnv-v0"}, "no_such_module"),
         ({"env_id": COUNTING, "no_such_argument": 1}, "no_such_argument"),
-        ({"env_id": COUNTING, "base": object()}, "plain data"),
+        ({"env_id": COUNTING, "base": threading.Lock()}, "cannot be pickled"),
         ({"env_id": COUNTING, "workers": 3, "num_envs": 2}, "workers must be between 1 and"),
         ({"env_id": COUNTING, "num_envs": 0}, "num_envs must be 1 or more"),
         ({"env_id": COUNTING, "autoreset_mode": "Sometimes"}, "Sometimes"),
@@ -129,8 +129,8 @@ def test_a_child_that_dies_at_once_tells_why(monkeypatch: pytest.MonkeyPatch) ->
     server = EmbeddedServer({"env_id": "CartPole-v1"}, ConnectionOptions())
     with pytest.raises(UnavailableError, match="embedded CartPole-v1: the child process ended"):
         server.open()
-    server.close()
-    server.close()
+    server.close(1.0)
+    server.close(1.0)
 
 
 def test_a_pickle_connects_anew() -> None:

@@ -6,9 +6,12 @@ It ends when its stdin does, so it cannot outlive the parent, however that dies.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import logging
 import os
+import pickle
 import queue
 import shutil
 import subprocess
@@ -18,7 +21,10 @@ import threading
 import time
 import weakref
 from collections import deque
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from gymnasium.vector.utils import CloudpickleWrapper
 
 from rlmesh_gym.env.open.sources import Source
 from rlmesh_gym.errors import ConfigurationError, DeadlineError, UnavailableError
@@ -36,26 +42,35 @@ STARTUP_SECONDS = 120.0
 _MAX_SOCKET_PATH = 100
 """Unix socket paths end at 108 bytes, on some systems at 104."""
 
+_START = Path(__file__).parents[2] / "server" / "env" / "embedded_start.py"
 _EXIT_SECONDS = 1.0
+_LONGEST_CLOSE = 86_400.0
 _LINGER_SECONDS = 0.02
 _KEPT_LINES = 40
+
+
+_logger = logging.getLogger(__name__)
 
 
 class EmbeddedServer(Source):
     """A child process that serves some lanes of a Gymnasium id.
 
-    ``config`` is plain JSON data, what the child is to serve, without the address.
+    ``config`` is what the child is to serve, without the address: plain JSON data but for
+    ``env_kwargs``, which arrive as they are and have to be pickled for that.
     """
 
     def __init__(self, config: Mapping[str, Any], options: ConnectionOptions) -> None:
         env_id = config["env_id"]
+        arguments: Any = dict(config.get("env_kwargs") or {})
+        # Pickled, as AsyncVectorEnv does with what makes its environments: the child is ours.
         try:
-            self._config = json.loads(json.dumps(config))
-        except (TypeError, ValueError) as error:
+            packed = pickle.dumps(CloudpickleWrapper(arguments))
+        except Exception as error:
             raise ConfigurationError(
-                f"env_id={env_id!r}: the environment's keyword arguments must be plain data "
-                f"(numbers, text, lists, dicts) to reach the child process: {error}"
+                f"env_id={env_id!r}: the environment's keyword arguments cannot be pickled for the "
+                f"child process: {type(error).__name__}: {error}"
             ) from error
+        self._config = {**config, "env_kwargs": None, "pickled": base64.b64encode(packed).decode()}
         self.label: str = f"embedded {env_id}"
         self._options = options
         self._child: _Child | None = None
@@ -67,7 +82,7 @@ class EmbeddedServer(Source):
             return
         self.close(0.0)
         try:
-            self._child = _Child({**self._config, "token": self._options.token or ""}, self)
+            self._child = _Child(self._config, self._options, self)
         except OSError as error:
             raise UnavailableError(
                 f"no child process can be started: {error}", endpoint=self.label, operation="start"
@@ -92,15 +107,21 @@ class EmbeddedServer(Source):
         self._has_served = True
         return session
 
-    def close(self, timeout: float | None = _EXIT_SECONDS) -> None:
-        """End the child, killing it after ``timeout`` seconds; may be called again.
+    def close(self, timeout: float | None) -> None:
+        """End the child; may be called again.
 
-        ``None`` lets it close its environments for as long as that takes.
+        It gets ``timeout`` seconds to close its environments, ``None`` for as long as that takes,
+        and is killed then, which is said.
         """
         child, self._child = self._child, None
         # At the interpreter's end the finalizer comes first, and old Gymnasium's __del__ after it.
-        if child is not None and child.finalizer.detach() is not None:
-            child.end(timeout)
+        if child is not None and child.finalizer.detach() is not None and not child.end(timeout):
+            _logger.warning(
+                "%s: its environments were not closed within %g s, and the process was killed; "
+                "raise timeouts.close for slow ones",
+                self.label,
+                timeout,
+            )
 
 
 class _Child:
@@ -108,11 +129,15 @@ class _Child:
 
     process: subprocess.Popen[bytes]
 
-    def __init__(self, config: Mapping[str, Any], owner: EmbeddedServer) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], options: ConnectionOptions, owner: EmbeddedServer
+    ) -> None:
         if not sys.executable:
             raise ConfigurationError("env_id: this interpreter cannot start a child process")
         self._parent = os.getpid()
         self._address: str | None = None
+        limit = options.timeouts.close
+        self._close_seconds = _LONGEST_CLOSE if limit is None else limit
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._readers: dict[threading.Thread, IO[bytes] | None] = {}
@@ -121,23 +146,28 @@ class _Child:
         use_socket = os.name == "posix" and len(os.fsencode(path)) <= _MAX_SOCKET_PATH
         address = f"unix://{path}" if use_socket else "127.0.0.1:0"
         self.link = os.path.join(self._directory, "link") if use_socket else None
+        own = {
+            "address": address,
+            "link": self.link,
+            "token": options.token or "",
+            "close_timeout": self._close_seconds,
+        }
         try:
-            self._start({**config, "address": address, "link": self.link}, owner)
+            self._start({**config, **own}, owner)
         except BaseException:  # Of an interrupt too: nobody else knows of the process yet.
             self.end(0.0)
             raise
 
     def _start(self, config: Mapping[str, Any], owner: EmbeddedServer) -> None:
-        environment = dict(os.environ)
         # The child finds what the parent finds, such as a package beside the script.
-        places = [entry or os.getcwd() for entry in sys.path]
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
-        self.process = process = subprocess.Popen(
-            [sys.executable, "-m", "rlmesh_gym.server.env.embedded"],
+        places = list(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+        grace = self._close_seconds + _EXIT_SECONDS
+        arguments = [str(_START), str(os.getpid()), json.dumps(places), str(grace)]
+        self.process = process = subprocess.Popen(  # noqa: S603 - this interpreter, our file
+            [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
             # Ctrl-C is for the parent; the child ends with its stdin.
             start_new_session=os.name == "posix",
         )
@@ -206,12 +236,17 @@ class _Child:
             # The session has just been dropped; a child that notices ends it without a complaint
             # that gRPC would log here.
             time.sleep(_LINGER_SECONDS)
-            self.end(_EXIT_SECONDS)
+            self.end(self._close_seconds)
 
-    def end(self, timeout: float | None) -> None:
-        """End the process, killing it after ``timeout`` seconds, and clean up."""
+    def end(self, timeout: float | None) -> bool:
+        """End the process and clean up; return False if it had to be killed.
+
+        That is after ``timeout`` seconds, and a little more for what comes after its environments;
+        0 kills at once.
+        """
         if os.getpid() != self._parent:
-            return  # A forked copy of the object; the process is not ours.
+            return True  # A forked copy of the object; the process is not ours.
+        ended = True
         process = self.__dict__.get("process")
         if process is not None:
             with contextlib.suppress(OSError, ValueError):  # Gone, or closed before.
@@ -220,12 +255,14 @@ class _Child:
             with contextlib.suppress(OSError):
                 process.stdin.close()
             try:
-                process.wait(timeout)
+                process.wait(timeout + _EXIT_SECONDS if timeout else timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+                ended = timeout == 0
             self._join()
         shutil.rmtree(self._directory, ignore_errors=True)
+        return ended
 
     def _join(self) -> None:
         deadline = time.monotonic() + _EXIT_SECONDS

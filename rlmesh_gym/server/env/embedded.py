@@ -1,5 +1,7 @@
 """The child process of an embedded endpoint: ``python -m rlmesh_gym.server.env.embedded``.
 
+That of an ``env_id=`` begins with ``embedded_start``.
+
 It reads one line of JSON from its standard input and answers with one line on its standard output:
 ``{"address": ...}`` once it serves, or ``{"error": ...}`` with an exception's text, after which it
 ends. It serves until its standard input ends or says anything more, until the parent is gone, or
@@ -7,16 +9,19 @@ until a client stops it.
 
 Keys of the configuration: ``env_id`` (a Gymnasium id, with ``module:`` before it where a module
 registers it), ``num_envs`` (1), ``autoreset_mode`` (``"NextStep"``, ``"SameStep"``, ``"Disabled"``;
-null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwargs``, ``address``
-(null for a free port of 127.0.0.1), ``link`` (path of a Unix socket for the parent's own sessions),
-``token``, ``validation``, ``overlap`` and ``dedicated_thread`` as those of ``EnvServer``.
+null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwargs``, or ``pickled``
+for what JSON would change (the same in base64), ``address`` (null for a free port of 127.0.0.1),
+``link`` (path of a Unix socket for the parent's own sessions), ``token``, ``validation``,
+``close_timeout``, ``overlap`` and ``dedicated_thread`` as those of ``EnvServer``.
 """
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 import os
+import pickle
 import select
 import signal
 import sys
@@ -28,9 +33,10 @@ from rlmesh_gym.codec import as_autoreset_mode
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server.env.lane_vector import make_envs
 from rlmesh_gym.server.env.server import EnvServer
+from rlmesh_gym.signals import handle_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rlmesh_gym.server.env.lane_vector import Made
 
@@ -38,12 +44,14 @@ if TYPE_CHECKING:
 _KEYS = {
     "address",
     "autoreset_mode",
+    "close_timeout",
     "dedicated_thread",
     "env_id",
     "env_kwargs",
     "link",
     "num_envs",
     "overlap",
+    "pickled",
     "render_mode",
     "token",
     "validation",
@@ -65,11 +73,19 @@ def build(config: Mapping[str, Any]) -> Made:
         config["env_id"],
         num_envs=config.get("num_envs") or 1,
         autoreset_mode=as_autoreset_mode(config.get("autoreset_mode")),
-        env_kwargs=config.get("env_kwargs"),
+        env_kwargs=_arguments(config),
         # The server checks every value itself, so Gymnasium's checker would only cost time.
         disable_env_checker=True,
         **options,
     )
+
+
+def _arguments(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments: Mapping[str, Any] = config.get("env_kwargs") or {}
+    if config.get("pickled"):
+        # From the parent's own hand, over a pipe.
+        arguments = pickle.loads(base64.b64decode(config["pickled"])).fn  # noqa: S301
+    return arguments
 
 
 def run(config: Mapping[str, Any]) -> EnvServer:
@@ -81,7 +97,7 @@ def run(config: Mapping[str, Any]) -> EnvServer:
         token=config.get("token"),
         env_id=str(config.get("env_id", "")).rpartition(":")[2] or None,
         validation=config.get("validation"),
-        close_timeout=_CLOSE_SECONDS,
+        close_timeout=config.get("close_timeout", _CLOSE_SECONDS),
         overlap=bool(config.get("overlap")),
         dedicated_thread=bool(config.get("dedicated_thread")),
     )
@@ -91,13 +107,30 @@ def run(config: Mapping[str, Any]) -> EnvServer:
     return server
 
 
-def main() -> int:
-    """Do what the module's description says; return the exit status."""
+def main(watcher: int | None = None) -> int:
+    """Do what the module's description says; return the exit status.
+
+    ``watcher`` is the process that kills this one when it outlives the parent.
+    """
+    handlers: dict[int, Callable[[int, Any], Any]] = {
+        # The parent decides what Ctrl-C means. To ignore it would go on to simulators that are
+        # started here, and that are ended by it; a handler does not.
+        signal.SIGINT: lambda *_: None,
+        signal.SIGTERM: lambda number, _: sys.exit(128 + number),
+    }
+    with handle_signals(handlers):
+        try:
+            return _serve()
+        finally:
+            if watcher is not None:
+                with suppress(OSError):
+                    os.kill(watcher, signal.SIGKILL)
+                    os.waitpid(watcher, 0)
+
+
+def _serve() -> int:
     parent = os.getppid()
     orders, answers = _claim_stdin(), _claim_stdout()
-    # Ctrl-C reaches the whole group; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # Unbuffered: a thread that sits in a buffered reader would hold its lock at exit.
     with open(orders, "rb", buffering=0, closefd=False) as config_lines:
         line = config_lines.readline()
@@ -161,7 +194,7 @@ def _stop_in_time(server: EnvServer, orders: int, parent: int) -> None:
     server.stop()
 
 
-def _leave_in_time() -> None:
+def leave_in_time() -> None:
     """End the process soon, whatever threads the environments have left behind."""
     timer = threading.Timer(_EXIT_SECONDS, os._exit, [0])
     timer.daemon = True
@@ -172,4 +205,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     finally:
-        _leave_in_time()
+        leave_in_time()

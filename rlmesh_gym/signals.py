@@ -1,0 +1,66 @@
+"""Handlers of signals that are this process's own: forks of it do not inherit them.
+
+A handler that stops a server would run in every worker that an environment forks, and the wakeup
+descriptor would tell the parent of signals that only the worker got.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    Handler = Callable[[int, Any], Any]
+
+
+# What was set here and what was set before, in that order; and whether the wakeup is ours.
+_set: list[tuple[int, Handler, Any]] = []
+_wakeups: list[int] = []
+
+
+@contextmanager
+def handle_signals(handlers: Mapping[int, Handler], *, wakeup: int | None = None) -> Iterator[None]:
+    """Handle these signals within the block, in this process only.
+
+    Args:
+        handlers: By number.
+        wakeup: Descriptor that the interpreter writes their numbers to as they arrive.
+
+    Nothing happens outside the main thread, where signals cannot be set.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # A second signal may be raised in the middle of what follows, by who handles them outside.
+    with ExitStack() as afterwards:
+        if wakeup is not None:
+            before = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+            afterwards.callback(signal.set_wakeup_fd, before)
+            _wakeups.append(wakeup)
+            afterwards.callback(_wakeups.remove, wakeup)
+        for number, handler in handlers.items():
+            previous = signal.signal(number, handler)
+            entry = number, handler, previous
+            afterwards.callback(signal.signal, number, previous)
+            _set.append(entry)
+            afterwards.callback(_set.remove, entry)
+        yield
+
+
+def _forget_in_fork() -> None:
+    for number, handler, previous in reversed(_set):
+        if signal.getsignal(number) is handler:
+            signal.signal(number, previous)
+    if _wakeups:
+        signal.set_wakeup_fd(-1)
+    _set.clear()
+    _wakeups.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_fork)

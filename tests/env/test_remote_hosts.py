@@ -1,0 +1,141 @@
+"""Embedded endpoints as hosts of environments that use processes, signals and time of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
+from tests.env.test_remote_embedded import is_gone, process_of
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTED = "tests.env.hosted_env:Hosted-v0"
+PID = "envs._group.endpoints[0].source._child.process.pid"
+
+
+def reset_info(what: str) -> dict[str, Any]:
+    with RemoteEnv(env_id=HOSTED, what=what) as env:
+        for _ in range(3):
+            _, info = env.reset()
+        env.step(0)
+    return dict(info)
+
+
+def test_an_env_with_a_pool() -> None:
+    assert reset_info("pool")["sum"] == 12
+
+
+def test_an_env_that_terminates_its_worker() -> None:
+    assert reset_info("worker")["status"] == -signal.SIGTERM
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_simulator_that_is_ended_by_sigint() -> None:
+    assert reset_info("simulator")["status"] == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{0: None, 1: None}, (1, (2, 3)), {"a"}, np.float32(0.1), np.arange(3), 2**70, 1j, None],
+    ids=repr,
+)
+def test_arguments_arrive_exactly(kwargs: Any) -> None:
+    with RemoteEnv(env_id=HOSTED, kwargs=kwargs) as env:
+        _, info = env.reset()
+    assert info["kwargs"] == repr(kwargs)
+
+
+def parent(code: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *options.pop("arguments", ["-c", textwrap.dedent(code)])],
+        cwd=cwd,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        **options,
+    )
+
+
+def test_the_child_ends_with_its_parent_in_a_step_that_holds_the_interpreter() -> None:
+    code = f"""
+    import threading
+    from rlmesh_gym.env import RemoteVectorEnv
+    envs = RemoteVectorEnv(env_id="{HOSTED}", what="hold", timeouts={{"close": 0.2}})
+    envs.reset()
+    print({PID}, flush=True)
+    envs.step([0])
+    """
+    with parent(code, ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pid = int(process.stdout.readline())
+        assert "holding" in process.stderr.readline()
+        process.kill()
+        process.wait()
+        assert is_gone(pid, 10.0)
+
+
+@pytest.mark.parametrize("place", ["current folder", "beside the script"])
+def test_a_module_of_the_users_is_no_library(place: str, tmp_path: Path) -> None:
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    shadow = "raise RuntimeError('mine')\n"
+    for name in ("queue", "selectors", "numbers", "fractions", "grpc"):
+        (tmp_path / f"{name}.py").write_text(shadow)
+    (scripts / "uuid6_of_mine.py").write_text("")
+    (scripts / "my_envs.py").write_text(
+        "import gymnasium as gym\n"
+        "from tests.fake_envs import CountingEnv\n"
+        "import uuid6_of_mine\n"
+        "gym.register('Mine-v0', entry_point=CountingEnv)\n"
+    )
+    script = scripts / "train.py"
+    script.write_text(
+        "import rlmesh_gym as rg\n"
+        "with rg.RemoteVectorEnv(env_id='my_envs:Mine-v0') as envs:\n"
+        "    envs.reset()\n"
+        "    print('done')\n"
+    )
+    cwd = tmp_path if place == "current folder" else scripts
+    if place == "beside the script":  # The parent has imported the real ones; the child must too.
+        (scripts / "cProfile.py").write_text(shadow)
+    with parent("", cwd, arguments=[str(script)]) as process:
+        out, err = process.communicate(timeout=60)
+    assert out == "done\n", err
+
+
+def test_closing_takes_its_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    closed = tmp_path / "closed"
+    with RemoteVectorEnv(
+        env_id=HOSTED, num_envs=2, what="slow", seconds=1.6, closed=str(closed)
+    ) as envs:
+        envs.reset()
+        process = process_of(envs)
+    assert closed.read_text() == "closed\n" * 2  # 3.2 s, more than the child once gave.
+    assert process.returncode == 0
+    assert not caplog.records
+
+
+def test_what_closing_cuts_off_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    closed = tmp_path / "closed"
+    with (
+        caplog.at_level(logging.WARNING),
+        RemoteVectorEnv(
+            env_id=HOSTED, what="slow", seconds=60.0, closed=str(closed), timeouts={"close": 0.1}
+        ) as envs,
+    ):
+        envs.reset()
+    assert not closed.exists()
+    text = "were not closed within 0.1 s, and the process was killed; raise timeouts.close"
+    assert any(text in record.getMessage() for record in caplog.records)
