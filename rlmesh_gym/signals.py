@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # What was set here and what was set before, in that order; and whether the wakeup is ours.
 _set: list[tuple[int, Handler, Any]] = []
 _wakeups: list[int] = []
+_masks = threading.local()
 
 
 @contextmanager
@@ -52,6 +53,15 @@ def handle_signals(handlers: Mapping[int, Handler], *, wakeup: int | None = None
         yield
 
 
+def _hold_back() -> None:
+    # A signal for the fork must not meet our handler there.
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {number for number, _, _ in _set})
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
 def _forget_in_fork() -> None:
     for number, handler, previous in reversed(_set):
         if signal.getsignal(number) is handler:
@@ -60,7 +70,10 @@ def _forget_in_fork() -> None:
         signal.set_wakeup_fd(-1)
     _set.clear()
     _wakeups.clear()
+    _let_through()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_fork)
+    os.register_at_fork(
+        before=_hold_back, after_in_parent=_let_through, after_in_child=_forget_in_fork
+    )

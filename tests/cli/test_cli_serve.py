@@ -185,8 +185,8 @@ def test_an_env_with_processes_of_its_own(
     arguments = ("--env-kwargs", f"what={what}", "--address", where)
     with started("serve", "tests.env.hosted_env:Hosted-v0", *arguments) as server:
         with rg.RemoteEnv(address_of(server)) as env:
-            for _ in range(3):
-                assert env.reset()[1][key] == value
+            # Of workers that were forked beside gRPC's threads, some have crashed.
+            assert [env.reset()[1][key] for _ in range(40)] == [value] * 40
             env.step(0)
         server.send_signal(signal.SIGTERM)
         code, out, err = ended(server)
