@@ -14,11 +14,8 @@ from rlmesh_gym import errors
 from rlmesh_gym._version import __version__
 from rlmesh_gym.registration import register
 
-# gRPC reads these once, at its import. It logs on its own what our errors say better. And what it
-# does in forks makes one in ten of them crash where a server forks (grpcio 1.85, a worker of an
-# environment's own); no session of ours lives on in a fork.
+# gRPC logs on its own what our errors say better; it reads this once, at its import.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
     from rlmesh_gym.env import ConformanceWarning, RemoteEnv, RemoteVectorEnv

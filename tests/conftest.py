@@ -44,6 +44,9 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests must not see the developer's own endpoint or token."""
     monkeypatch.delenv("RLMESH_GYM_ADDRESS", raising=False)
     monkeypatch.delenv("RLMESH_GYM_TOKEN", raising=False)
+    # Which commands set for their whole process.
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "")
+    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT")
 
 
 @pytest.fixture(scope="module", autouse=True)

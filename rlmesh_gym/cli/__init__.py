@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Errors of the package are told in one line on standard error; ``--help``, ``--version`` and
     wrong usage raise ``SystemExit``, as argparse does.
     """
+    # gRPC reads it at its import. What it does in forks makes one in ten of the workers crash that
+    # an environment forks beside a gRPC server (grpcio 1.85).
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)

@@ -53,7 +53,9 @@ class Timeouts:
         render: One ``render``.
         predict: One prediction of a model.
         resolve: Setting a model up for an environment.
-        close: Saying goodbye; after that the connection is dropped.
+        close: Saying goodbye, and for embedded endpoints closing their environments; after that
+            the connection is dropped, and the process killed.
+        start: An embedded endpoint's process to come up, counted anew with every lane made.
     """
 
     connect: float | None = 10.0
@@ -63,6 +65,7 @@ class Timeouts:
     predict: float | None = 300.0
     resolve: float | None = 300.0
     close: float | None = 5.0
+    start: float | None = 120.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -86,8 +89,8 @@ class Timeouts:
         """Return settings from what users type.
 
         Args:
-            value: ``None`` for the defaults, a number for every call but ``connect`` and ``close``,
-                a mapping with some of the fields, or ready settings.
+            value: ``None`` for the defaults, a number for every call of an environment or model, a
+                mapping with some of the fields, or ready settings.
 
         Raises:
             ConfigurationError: An unknown field, or not a positive number.

@@ -28,7 +28,8 @@ class HostedEnv(CountingEnv):
     """Does ``what`` in each reset: uses a ``"pool"``, or ends a ``"worker"`` by SIGTERM.
 
     ``"simulator"`` starts a program and ends it by SIGINT. ``"hold"`` keeps the interpreter's lock
-    in a step for ever. ``"slow"`` takes ``seconds`` to close, and writes to ``closed`` then.
+    in a step for ever. ``"load"``, ``"nap"`` and ``"slow"`` take ``seconds`` to be made, for a step
+    and to close, which writes to ``closed`` then.
     ``kwargs`` comes back in the info of a reset.
     """
 
@@ -40,6 +41,8 @@ class HostedEnv(CountingEnv):
         self.seconds = seconds
         self.closed = closed
         self.kwargs = kwargs
+        if what == "load":
+            time.sleep(seconds)
 
     def reset(self, **arguments: Any) -> Any:
         observation, info = super().reset(**arguments)
@@ -70,11 +73,14 @@ class HostedEnv(CountingEnv):
         if self.what == "hold":
             print("holding", file=sys.stderr, flush=True)
             ctypes.PyDLL(None).pause()
+        if self.what == "nap":
+            time.sleep(self.seconds)
         return super().step(action)
 
     def close(self) -> None:
         super().close()
-        time.sleep(self.seconds)
+        if self.what == "slow":
+            time.sleep(self.seconds)
         if self.closed:
             with open(self.closed, "a") as file:
                 file.write("closed\n")

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
+from rlmesh_gym.env.open import embedded
+from rlmesh_gym.errors import DeadlineError
 from tests.env.test_remote_embedded import is_gone, process_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,3 +141,61 @@ def test_what_closing_cuts_off_is_said(tmp_path: Path, caplog: pytest.LogCapture
     assert not closed.exists()
     text = "were not closed within 0.1 s, and the process was killed; raise timeouts.close"
     assert any(text in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("late", ["step", "between"])
+def test_a_child_that_was_stopped_is_started_anew(late: str) -> None:
+    with RemoteVectorEnv(
+        env_id=HOSTED,
+        num_envs=2,
+        workers=2,
+        on_failure="restart",
+        autoreset_mode="SameStep",
+        timeouts={"step": 0.5, "close": 0.5},
+    ) as envs:
+        envs.reset()
+        envs.step([1, 1])
+        pid = envs._group.endpoints[1].source._child.process.pid  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGSTOP)
+        observations, rewards, _, truncations, infos = envs.step([2, 2])
+        assert rewards.tolist() == [2.0, 0.0]
+        assert truncations.tolist() == [False, True]
+        assert infos["interrupted"].tolist() == [False, True]
+        assert observations[:, 0].tolist() == [2.0, 0.0]
+        assert is_gone(pid)
+        assert envs.step([1, 1])[1].tolist() == [1.0, 1.0]
+
+
+def test_a_slow_step_is_not_taken_for_a_hung_child() -> None:
+    with RemoteVectorEnv(
+        env_id=HOSTED,
+        what="nap",
+        seconds=0.8,
+        on_failure="restart",
+        timeouts={"step": 0.3},
+    ) as envs:
+        envs.reset()
+        with pytest.raises(DeadlineError):
+            envs.step([1])
+        assert envs.episodes.total == 0
+
+
+def test_a_slow_start_has_a_word_and_an_option(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_WORD_SECONDS", 0.3)
+    with (
+        caplog.at_level(logging.WARNING),
+        # Longer in all than the limit, which each lane alone keeps to.
+        RemoteVectorEnv(
+            env_id=HOSTED, num_envs=4, what="load", seconds=0.7, timeouts={"start": 2.5}
+        ) as envs,
+    ):
+        envs.reset()
+    words = [record.getMessage() for record in caplog.records]
+    assert any("is still starting after 2 s (" in word for word in words)
+    assert any("of 4 lanes made)" in word for word in words)
+    with pytest.raises(
+        DeadlineError, match=r"within 0.6 s \(0 of 1 lanes made\); raise timeouts.s"
+    ):
+        RemoteVectorEnv(env_id=HOSTED, what="load", seconds=60.0, timeouts={"start": 0.6})

@@ -32,6 +32,7 @@ from rlmesh_gym.errors import (
     NoPendingCallError,
     PendingCallError,
     RemoteError,
+    UnavailableError,
 )
 from rlmesh_gym.lanes import LaneTable
 from rlmesh_gym.threads import run_together
@@ -307,7 +308,12 @@ class EndpointGroup:
         if call is None:
             raise NoPendingCallError("nothing is in flight", name=str(self.pending))
         self.pending = None
-        call.finish(timeout)
+        try:
+            call.finish(timeout)
+        except DeadlineError:
+            if not self._give_up_hung(call):
+                raise
+            call.finish(0.0)
         failed = [(run, run.error) for run in call.runs if run.error is not None]
         if failed:
             try:
@@ -322,6 +328,17 @@ class EndpointGroup:
             for endpoint in self.endpoints:
                 endpoint.is_shown = True
         return call.batch, [(run.endpoint, run.infos) for run in call.runs]
+
+    def _give_up_hung(self, call: VectorCall) -> bool:
+        """Count late endpoints that answer nobody any more as lost; return whether there are."""
+        if self._recovery is None:
+            return False
+        hung = [run for run in call.runs if run.pending and run.endpoint.source.is_hung()]
+        for run in hung:
+            if run.pending is not None:
+                text = f"{call.name}: the process answers no more; it is started anew"
+                run.pending.abandon(UnavailableError(text, endpoint=run.endpoint.address))
+        return bool(hung)
 
     def _keep(self, call: VectorCall, runs: Sequence[ActiveExchange]) -> list[int]:
         """Keep what came in a call that failed elsewhere; return the lanes that moved on."""

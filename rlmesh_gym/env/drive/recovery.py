@@ -195,6 +195,7 @@ class Recovery:
 
     def _reconnect(self, endpoint: Endpoint, opener: Opener) -> None:
         old, source = endpoint.session, endpoint.source
+        source.prepare()
         old.close()
         session = opener.open(source)
         expected, got = old.contract, session.contract

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import json
 import logging
+import math
 import os
 import pickle
 import queue
@@ -21,13 +22,20 @@ import threading
 import time
 import weakref
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from rlmesh_gym.env.open.sources import Source
-from rlmesh_gym.errors import ConfigurationError, DeadlineError, UnavailableError
+from rlmesh_gym.errors import (
+    ConfigurationError,
+    DeadlineError,
+    RemoteError,
+    SessionRefusedError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,8 +44,9 @@ if TYPE_CHECKING:
     from rlmesh_gym.rpc import EnvSession
 
 
-STARTUP_SECONDS = 120.0
-"""A cold interpreter that imports a simulator on a busy machine takes its time."""
+_WORD_SECONDS = 10.0
+"""After which a slow start is said, and said again."""
+_PING_SECONDS = 2.0
 
 _MAX_SOCKET_PATH = 100
 """Unix socket paths end at 108 bytes, on some systems at 104."""
@@ -75,12 +84,15 @@ class EmbeddedServer(Source):
         self._options = options
         self._child: _Child | None = None
         self._has_served = False
+        self._is_hung = False
 
     def prepare(self) -> None:
         """Start the child and do not wait for it; nothing happens if it runs already."""
-        if self._child is not None and self._child.process.poll() is None:
+        is_alive = self._child is not None and self._child.process.poll() is None
+        if is_alive and not self._is_hung:
             return
         self.close(0.0)
+        self._is_hung = False
         try:
             self._child = _Child(self._config, self._options, self)
         except OSError as error:
@@ -89,14 +101,30 @@ class EmbeddedServer(Source):
             ) from error
 
     def open(self) -> EnvSession:
-        """Connect to the child; a dead one is started anew."""
+        """Connect to the child; one that is dead, or answers no more, is started anew."""
         try:
             return self._connect()
-        except UnavailableError:
-            # A killed process may answer no more and still count as alive for a moment.
-            if not self._has_served or (self._child is not None and not self._child.has_ended()):
+        except SessionRefusedError:
+            raise
+        except (UnavailableError, DeadlineError) as error:
+            if not self._has_served or error.operation == "start":
                 raise
+            self._is_hung = True
         return self._connect()
+
+    def is_hung(self) -> bool:
+        """Whether the child answers nobody, as when it was stopped; asks it, for a moment."""
+        child = self._child
+        if child is None or not self._has_served:
+            return False
+        brief = replace(self._options.timeouts, connect=_PING_SECONDS, close=_PING_SECONDS)
+        try:
+            replace(self._options, timeouts=brief).connect(child.address(self.label)).close()
+        except SessionRefusedError:
+            return False
+        except RemoteError:
+            self._is_hung = True
+        return self._is_hung
 
     def _connect(self) -> EnvSession:
         self.prepare()
@@ -138,6 +166,8 @@ class _Child:
         self._address: str | None = None
         limit = options.timeouts.close
         self._close_seconds = _LONGEST_CLOSE if limit is None else limit
+        self._start_seconds = options.timeouts.start
+        self._num_envs = config.get("num_envs") or 1
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._readers: dict[threading.Thread, IO[bytes] | None] = {}
@@ -151,6 +181,7 @@ class _Child:
             "link": self.link,
             "token": options.token or "",
             "close_timeout": self._close_seconds,
+            "progress": True,
         }
         try:
             self._start({**config, **own}, owner)
@@ -194,22 +225,39 @@ class _Child:
         """Return the address, once it serves."""
         if self._address is not None:
             return self._address
-        try:
-            line = self._answers.get(timeout=STARTUP_SECONDS)
-        except queue.Empty:
-            raise DeadlineError(
-                f"the child process did not come up within {STARTUP_SECONDS:g} s",
-                endpoint=label,
-                operation="start",
-            ) from None
-        try:
-            answer = json.loads(line) if line else {}
-        except ValueError:
-            answer = {"error": f"it wrote {line[:200]!r} where its address was expected"}
+        answer: Any = {"made": 0}
+        begun = last = time.monotonic()
+        while isinstance(answer, dict) and "made" in answer:
+            made = answer["made"]
+            line = self._next_line(label, begun, last, made)
+            last = time.monotonic()
+            try:
+                answer = json.loads(line) if line else {}
+            except ValueError:
+                answer = {"error": f"it wrote {line[:200]!r} where its address was expected"}
         if not isinstance(answer, dict) or "address" not in answer:
             raise self._failure(label, answer if isinstance(answer, dict) else {})
         self._address = str(answer["address"])
         return self._address
+
+    def _next_line(self, label: str, begun: float, last: float, made: int) -> bytes:
+        """Wait for what the child says next, with a word every now and then."""
+        limit = self._start_seconds
+        while True:
+            left = math.inf if limit is None else last + limit - time.monotonic()
+            try:
+                return self._answers.get(timeout=max(0.0, min(left, _WORD_SECONDS)))
+            except queue.Empty:
+                lanes = f"{made} of {self._num_envs} lanes made"
+                if limit is not None and left <= _WORD_SECONDS:
+                    raise DeadlineError(
+                        f"the child process did not come up within {limit:g} s ({lanes}); raise "
+                        "timeouts.start for slow ones",
+                        endpoint=label,
+                        operation="start",
+                    ) from None
+                passed = time.monotonic() - begun
+                _logger.warning("%s is still starting after %.0f s (%s)", label, passed, lanes)
 
     def _failure(self, label: str, answer: dict[str, Any]) -> Exception:
         error = answer.get("error")
@@ -275,11 +323,13 @@ class _Child:
 
 
 def _answers(pipe: IO[bytes], answers: queue.SimpleQueue[bytes]) -> None:
-    # What comes after the first line is read too, since a full pipe would block the child.
+    # What comes after the answer is read too, since a full pipe would block the child.
     with pipe:
-        answers.put(pipe.readline())
-        while pipe.readline():
-            pass
+        line = pipe.readline()
+        answers.put(line)
+        while line:
+            line = pipe.readline()
+            answers.put(line)
 
 
 def _echo(pipe: IO[bytes], lines: deque[str]) -> None:

@@ -109,6 +109,10 @@ class Source:
         """Connect and shake hands."""
         raise NotImplementedError
 
+    def is_hung(self) -> bool:
+        """Whether the endpoint answers nobody any more, and would be made anew by ``open``."""
+        return False
+
     def close(self, timeout: float | None) -> None:
         """Give back what is needed beside the session, within ``timeout`` seconds."""
 

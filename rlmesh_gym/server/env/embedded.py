@@ -12,7 +12,8 @@ registers it), ``num_envs`` (1), ``autoreset_mode`` (``"NextStep"``, ``"SameStep
 null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwargs``, or ``pickled``
 for what JSON would change (the same in base64), ``address`` (null for a free port of 127.0.0.1),
 ``link`` (path of a Unix socket for the parent's own sessions), ``token``, ``validation``,
-``close_timeout``, ``overlap`` and ``dedicated_thread`` as those of ``EnvServer``.
+``close_timeout``, ``overlap`` and ``dedicated_thread`` as those of ``EnvServer``; with ``progress``
+the answer comes after a line ``{"made": ...}`` for each lane.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ _KEYS = {
     "num_envs",
     "overlap",
     "pickled",
+    "progress",
     "render_mode",
     "token",
     "validation",
@@ -61,8 +63,11 @@ _PARENT_SECONDS = 0.5
 _EXIT_SECONDS = 0.5
 
 
-def build(config: Mapping[str, Any]) -> Made:
-    """Make the vector that ``config`` asks for, or bare lanes where it names no autoreset mode."""
+def build(config: Mapping[str, Any], tell: Callable[[int], None] | None = None) -> Made:
+    """Make the vector that ``config`` asks for, or bare lanes where it names no autoreset mode.
+
+    ``tell`` is called with the number of lanes made so far.
+    """
     unknown = sorted(set(config) - _KEYS)
     if unknown:
         raise ConfigurationError(f"unknown keys {unknown}; there are {sorted(_KEYS)}")
@@ -76,6 +81,7 @@ def build(config: Mapping[str, Any]) -> Made:
         env_kwargs=_arguments(config),
         # The server checks every value itself, so Gymnasium's checker would only cost time.
         disable_env_checker=True,
+        tell=tell,
         **options,
     )
 
@@ -88,11 +94,11 @@ def _arguments(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return arguments
 
 
-def run(config: Mapping[str, Any]) -> EnvServer:
+def run(config: Mapping[str, Any], tell: Callable[[int], None] | None = None) -> EnvServer:
     """Serve what ``config`` asks for; the caller stops the server."""
     # On the environments' own thread if they have one, so that they are built there too.
     server = EnvServer(
-        lambda: build(config),
+        lambda: build(config, tell),
         config.get("address"),
         token=config.get("token"),
         env_id=str(config.get("env_id", "")).rpartition(":")[2] or None,
@@ -130,7 +136,7 @@ def main(watcher: int | None = None) -> int:
 
 def _serve() -> int:
     parent = os.getppid()
-    orders, answers = _claim_stdin(), _claim_stdout()
+    orders, answers = _claim_stdin(), _Answers()
     # Unbuffered: a thread that sits in a buffered reader would hold its lock at exit.
     with open(orders, "rb", buffering=0, closefd=False) as config_lines:
         line = config_lines.readline()
@@ -138,14 +144,15 @@ def _serve() -> int:
         return 0
     try:
         config = json.loads(line)
-        server = run(config)
+        tell = answers.tell_made if config.get("progress") else None
+        server = run(config, tell)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # The parent reports it.
-        _answer(answers, {"error": f"{type(error).__name__}: {error}"})
+        answers.end({"error": f"{type(error).__name__}: {error}"})
         return 1
     try:
         # What is loaded now stays; looking through it for garbage would only delay some steps.
         gc.freeze()
-        _answer(answers, {"address": server.address})
+        answers.end({"address": server.address})
         end = threading.Thread(target=_stop_in_time, args=(server, orders, parent), daemon=True)
         end.start()
         server.wait()
@@ -167,20 +174,29 @@ def _claim_stdin() -> int:
     return orders
 
 
-def _claim_stdout() -> int:
-    """Keep standard output for the answer; what environments print goes to standard error."""
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    return answers
+class _Answers:
+    """Standard output, kept for the parent; what environments print goes to standard error."""
 
+    def __init__(self) -> None:
+        self._descriptor: int | None = os.dup(1)
+        os.dup2(2, 1)
 
-def _answer(answers: int, message: Mapping[str, str]) -> None:
-    try:
-        os.write(answers, json.dumps(message).encode() + b"\n")
-    except BrokenPipeError:
-        pass  # The parent is gone; the end of standard input says so too.
-    finally:
-        os.close(answers)
+    def tell_made(self, made: int) -> None:
+        """Say how many lanes are made; nothing once the answer was given."""
+        self._write({"made": made})
+
+    def end(self, message: Mapping[str, str]) -> None:
+        """Give the answer."""
+        self._write(message)
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _write(self, message: Mapping[str, object]) -> None:
+        if self._descriptor is not None:
+            # Where the parent is gone, the end of standard input says so too.
+            with suppress(BrokenPipeError):
+                os.write(self._descriptor, json.dumps(message).encode() + b"\n")
 
 
 def _stop_in_time(server: EnvServer, orders: int, parent: int) -> None:

@@ -66,6 +66,9 @@ def main() -> int:
     here = os.path.dirname(os.path.abspath(__file__))
     own = [place for place in sys.path if place and os.path.abspath(place) != here]
     sys.path[:] = [*own, *places]
+    # gRPC reads it at its import. What it does in forks makes one in ten of the workers crash that
+    # an environment forks beside a gRPC server (grpcio 1.85).
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from rlmesh_gym.server.env import embedded  # noqa: PLC0415 - the path is set now
 
     library = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}

@@ -32,7 +32,7 @@ from rlmesh_gym.server.env.scalar_envs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gymnasium.vector import VectorEnv
     from numpy.typing import NDArray
@@ -167,13 +167,15 @@ def make_envs(
     autoreset_mode: AutoresetMode | None = None,
     processes: bool = False,
     env_kwargs: Mapping[str, Any] | None = None,
+    tell: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Made:
     """Make what a server serves; when one lane fails, those made before are closed.
 
     Without ``num_envs`` that is one plain environment, without ``autoreset_mode`` bare lanes;
     ``processes`` runs each lane of the vector in a process of its own. Arguments of every lane are
-    the options of ``gymnasium.make`` and ``env_kwargs``.
+    the options of ``gymnasium.make`` and ``env_kwargs``. ``tell`` is called with the number of
+    lanes made so far.
     """
     arguments = {**options, **(env_kwargs or {})}
     if processes:
@@ -186,6 +188,8 @@ def make_envs(
         for _ in range(num_envs or 1):
             lanes.append(gym.make(env_id, **arguments))
             made.callback(lanes[-1].close)
+            if tell is not None:
+                tell(len(lanes))
         envs: Made = lanes[0] if num_envs is None else lanes
         if autoreset_mode is not None:
             envs = LaneVector(lanes, autoreset_mode=autoreset_mode, copy=False)
