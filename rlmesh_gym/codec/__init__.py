@@ -24,6 +24,7 @@ from rlmesh_gym.codec.metadata import (
     decode_meta_map,
     encode_meta_map,
     encode_meta_value,
+    without_misfits,
 )
 from rlmesh_gym.codec.spaces.dtypes import DTYPES, decode_dtype, encode_dtype
 from rlmesh_gym.codec.spaces.limits import MAX_MESSAGE_BYTES
@@ -69,5 +70,6 @@ __all__ = [
     "plain_spec",
     "same_space",
     "split_metadata",
+    "without_misfits",
     "without_unsupported",
 ]

@@ -82,6 +82,45 @@ def decode_meta_map(
     return values
 
 
+def without_misfits(
+    mapping: Mapping[str, Any], path: str = "$", *, typed: bool = False
+) -> tuple[dict[str, Any], list[CodecError]]:
+    """Return a mapping without the entries that ``encode_meta_map`` would refuse, and why.
+
+    Dicts in it, also those in lists, lose no more than the entries at fault.
+    """
+    left_out: list[CodecError] = []
+    return _fitting(mapping, path, left_out, 0, typed=typed), left_out
+
+
+def _fitting(
+    mapping: Mapping[str, Any], path: str, left_out: list[CodecError], depth: int, *, typed: bool
+) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, value in mapping.items():
+        where = f"{path}.{key}"
+        try:
+            encode_meta_map({key: value}, path, typed=typed)
+        except CodecError as error:
+            goes_in = depth < MAX_META_DEPTH
+            if goes_in and isinstance(value, Mapping):
+                kept[key] = _fitting(value, where, left_out, depth + 1, typed=typed)
+            elif goes_in and _are_dicts(value):
+                kept[key] = [
+                    _fitting(item, f"{where}[{index}]", left_out, depth + 1, typed=typed)
+                    for index, item in enumerate(value)
+                ]
+            else:
+                left_out.append(error)
+        else:
+            kept[key] = value
+    return kept
+
+
+def _are_dicts(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(item, Mapping) for item in value)
+
+
 # Writing. Each function fills a message in place: protobuf copies what is assigned.
 
 

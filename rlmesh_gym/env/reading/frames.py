@@ -40,7 +40,8 @@ class FrameReader:
                 try:
                     frames.append(_decode(pending.result(timeout), endpoint))
                 except EnvError as error:  # noqa: PERF203 - lane by lane
-                    if not error.is_recoverable:
+                    # A render that failed is told; a lane that has no frames is passed over.
+                    if not error.is_recoverable or error.code == "INTERNAL":
                         raise
                     refused[endpoint.start + index] = error
                     frames.append(None)

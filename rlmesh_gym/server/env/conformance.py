@@ -44,6 +44,7 @@ class Conformance:
         self.policy = policy
         self._codecs = {"action": action_codec, "observation": observation_codec}
         self._warned: dict[str, set[str]] = {"action": set(), "observation": set()}
+        self._left_out: set[str] = set()
         self._lock = threading.Lock()
 
     def check(
@@ -69,6 +70,20 @@ class Conformance:
             (row, {"kind": kind, "path": path, "detail": detail})
             for row, path, detail in found
             if path in news
+        ]
+
+    def note_left_out(self, errors: Sequence[CodecError]) -> list[dict[str, str]]:
+        """Return notes for the client about infos that the wire cannot hold, once per path."""
+        with self._lock:
+            news = [error for error in errors if error.path not in self._left_out]
+            self._left_out.update(error.path for error in news)
+        return [
+            {
+                "kind": "info",
+                "path": error.path,
+                "detail": f"left out: {str(error).removeprefix(f'{error.path}: ')}",
+            }
+            for error in news
         ]
 
     def _refusal(

@@ -14,8 +14,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2
-from rlmesh_gym.codec import decode_meta_map, encode_meta_map, encode_png
-from rlmesh_gym.codec.lane_infos import column_of
+from rlmesh_gym.codec import decode_meta_map, encode_meta_map, encode_png, without_misfits
+from rlmesh_gym.codec.lane_infos import CONFORMANCE_KEY, column_of
 from rlmesh_gym.codec.reset_arguments import RESET_MASK
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.rpc import EDITION, LARGE_BYTES, assemble
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from rlmesh_gym._proto.spaces.v1 import meta_pb2
     from rlmesh_gym.server.env.conformance import ValidationPolicy
     from rlmesh_gym.server.env.served_env import Lanes, Options, Outcome, ServedEnv, Warnings
 
@@ -64,11 +65,21 @@ def lanes_named(request: interaction_pb2.JoinRequest) -> Sequence[int]:
 class Operations:
     """What a client may ask of one environment in one session.
 
-    ``typed``: the client takes arrays as arrays (capability ``rlmesh_gym.arrays``).
+    ``typed``: the client takes arrays as arrays (capability ``rlmesh_gym.arrays``). ``renew`` makes
+    an environment anew that an earlier session has left broken, such as one whose worker died.
     """
 
-    def __init__(self, env: ServedEnv, policy: ValidationPolicy, *, typed: bool = False) -> None:
+    def __init__(
+        self,
+        env: ServedEnv,
+        policy: ValidationPolicy,
+        *,
+        typed: bool = False,
+        renew: Callable[[], ServedEnv | None] = lambda: None,
+    ) -> None:
         self.env = env
+        self._renew = renew
+        self._was_reset = False
         self._typed = typed
         self._conformance = Conformance(env.action_codec, env.observation_codec, policy)
         self._episodes = EpisodeBook(env.num_envs, env.contract.autoreset_mode, typed=typed)
@@ -129,7 +140,7 @@ class Operations:
         if request.HasField("options"):
             options = decode_meta_map(request.options, "$.options", typed=self._typed)
         begun = time.perf_counter_ns()
-        outcome = _call("reset", lanes, lambda: self.env.reset(lanes, seeds, options))
+        outcome = self._call_reset(lanes, seeds, options)
         # The lanes are in new episodes from here on, whether or not the answer arrives in time.
         self._episodes.begin(*self._begun(lanes, ids, seeds, options))
         _check_time(request.timeout_ms, begun, "reset")
@@ -137,6 +148,17 @@ class Operations:
         observation = self._encode("reset", response.reset, outcome, lanes, [])
         _note_times(response, outcome, encoding)
         return observation
+
+    def _call_reset(self, lanes: Lanes, seeds: list[int], options: Options) -> Outcome:
+        was_reset, self._was_reset = self._was_reset, True
+        try:
+            return _call("reset", lanes, lambda: self.env.reset(lanes, seeds, options))
+        except InBandError:
+            renewed = None if was_reset else _call("reset", lanes, self._renew)
+            if renewed is None:
+                raise
+            self.env = renewed
+            return _call("reset", lanes, lambda: renewed.reset(lanes, seeds, options))
 
     def _begun(
         self, lanes: Lanes, ids: list[str], seeds: list[int], options: Options
@@ -208,9 +230,9 @@ class Operations:
         if lane >= self.env.num_envs:
             raise invalid(f"render: lane {lane} of {self.env.num_envs} does not exist")
         begun = time.perf_counter_ns()
-        frame = _call("render", None, lambda: self.env.render(lane), cuts=False)
+        frame = _call("render", None, lambda: self.env.render(lane), harmless=True)
         rendered = time.perf_counter_ns()
-        png = _call("render", None, lambda: encode_png(frame), cuts=False)
+        png = _call("render", None, lambda: encode_png(frame), harmless=True)
         _check_time(request.timeout_ms, begun, "render")
         response.render.SetInParent()
         if png is not None:
@@ -282,7 +304,7 @@ class Operations:
             found = [*warnings, *self._conformance.check("observation", outcome.observation, lanes)]
             infos = self.env.wire_infos(outcome, found)
             if infos:
-                message.infos.CopyFrom(encode_meta_map(infos, "$.infos", typed=self._typed))
+                message.infos.CopyFrom(self._encode_infos(infos))
             elif infos is not None:
                 message.infos.SetInParent()
             rows = self.env.num_envs if lanes is None else len(lanes)
@@ -296,16 +318,32 @@ class Operations:
 
         return _call(verb, lanes, encode)
 
+    def _encode_infos(self, infos: dict[str, Any]) -> meta_pb2.MetaMap:
+        """Write infos; what has no form on the wire is left out, with a warning."""
+        try:
+            return encode_meta_map(infos, "$.infos", typed=self._typed)
+        except CodecError:
+            if self._conformance.policy == "strict":
+                raise
+        kept, left_out = without_misfits(infos, "$.infos", typed=self._typed)
+        notes = self._conformance.note_left_out(left_out)
+        if notes:
+            kept[CONFORMANCE_KEY] = [*kept.get(CONFORMANCE_KEY, []), *notes]
+        return encode_meta_map(kept, "$.infos", typed=self._typed)
+
 
 def _refuse_unknown(*_: Any) -> None:
     raise unsupported("not supported: a request of an unknown kind")
 
 
-def _call(verb: str, lanes: Sequence[int] | None, call: Callable[[], T], *, cuts: bool = True) -> T:
+def _call(
+    verb: str, lanes: Sequence[int] | None, call: Callable[[], T], *, harmless: bool = False
+) -> T:
+    """Run code of the environment; a ``harmless`` failure costs that call alone."""
     try:
         return call()
     except BaseException as error:  # An env may even raise SystemExit; the server lives on.
-        raise failure(f"{verb} failed", error, lanes, cuts=cuts) from error
+        raise failure(f"{verb} failed", error, lanes, harmless=harmless) from error
 
 
 def _check_time(timeout_ms: int, begun_ns: int, verb: str) -> None:

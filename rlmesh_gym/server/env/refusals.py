@@ -57,14 +57,14 @@ def check_roll(rolling: NDArray[np.bool_], outcome: Outcome) -> None:
 
 
 def failure(
-    what: str, error: BaseException, lanes: Sequence[int] | None, *, cuts: bool = True
+    what: str, error: BaseException, lanes: Sequence[int] | None, *, harmless: bool = False
 ) -> InBandError:
     """Return the refusal for an exception, with its traceback; see :class:`InBandError`."""
     return InBandError(
         ErrorCode.ENV_ERROR_CODE_INTERNAL,
         f"{what}: {type(error).__name__}: {error}",
-        recoverable=False,
+        recoverable=harmless,
         debug_info="".join(traceback.format_exception(error)),
         lanes=lanes,
-        cuts=cuts,
+        cuts=not harmless,
     )

@@ -226,7 +226,12 @@ class EnvServer(Server):
                 # Lanes in processes wait for nobody.
                 is_alone = env.has_own_processes and self._thread is None
                 stream = EnvStream(
-                    Operations(env, self._policy, typed=ARRAYS in peer.capabilities),
+                    Operations(
+                        env,
+                        self._policy,
+                        typed=ARRAYS in peer.capabilities,
+                        renew=self._source.renew,
+                    ),
                     lease,
                     run=self._user_code if is_alone else self._in_turn,
                     may_overlap=self._may_overlap,

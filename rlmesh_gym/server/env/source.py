@@ -47,6 +47,7 @@ class EnvSource:
         self.is_per_session = per_session
         self._build: Callable[[], AnyEnv] | None = None
         self._spare: ServedEnv | None = None
+        self._uses = 0  # Sessions that the present environment has had.
         if isinstance(env, (gym.Env, VectorEnv, list, tuple)):
             if per_session:
                 raise ConfigurationError(
@@ -91,10 +92,28 @@ class EnvSource:
         if not self.is_per_session:
             if self._spare is None:
                 raise ConfigurationError("the environment is closed")
+            self._uses += 1
             return self._spare
         served, self._spare = self._spare, None
         if served is not None:
             return served
+        return self._another()
+
+    def renew(self) -> ServedEnv | None:
+        """Make an environment that an earlier session may have broken anew, from its callable.
+
+        None where there is no callable, or no earlier session.
+        """
+        if self._build is None or self.is_per_session or self._uses < 2:  # noqa: PLR2004
+            return None
+        broken, self._spare = self._spare, None
+        if broken is not None:
+            _close(broken)
+        self._spare = self._another()
+        self._uses = 1
+        return self._spare
+
+    def _another(self) -> ServedEnv:
         served = self._new()
         if encode_contract(served.contract) != self._contract:
             served.close()

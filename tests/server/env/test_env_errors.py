@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from rlmesh_gym._proto.spaces.v1 import value_pb2
+from rlmesh_gym.env import ConformanceWarning, RemoteEnv, RemoteVectorEnv
+from rlmesh_gym.errors import EnvError
+from rlmesh_gym.server import EnvServer
 from tests.env_wire import Code, RawClient, pb, serving_raw
 from tests.fake_envs import (
     BlockingEnv,
@@ -125,9 +128,13 @@ FAULTS = {
     "None flag": Stubborn({"truncated": None}, "lane 0: truncated must be a bool, got None"),
     "wrong size": Stubborn({"observation": np.zeros(2)}, r"lane 0 does not fit .* got \(2,\)"),
     "no numbers": Stubborn({"observation": "seven"}, "lane 0 does not fit"),
-    "info": Stubborn({"info": {"x": object()}}, r"\$.infos.x"),
-    "info key": Stubborn({"info": {1: 2}}, "expected str keys"),
-    "info int": Stubborn({"info": {"x": 2**70}}, "int64"),
+}
+MISFITS: dict[str, tuple[Any, str, str]] = {
+    "object": ({"x": object()}, "$.infos.x", "a object is not supported"),
+    "key": ({1: 2}, "$.infos", "expected str keys, got the int 1"),
+    "large": ({"x": 2**70}, "$.infos.x", "int64"),
+    "deep": ({"a": {"fine": 1, "x": 1j}}, "$.infos.a.x", "complex"),
+    "listed": ({"a": [{"fine": 1}, {"x": 2**70}]}, "$.infos.a[1].x", "int64"),
 }
 
 
@@ -145,6 +152,78 @@ def test_what_an_env_may_not_return(fault: Stubborn) -> None:
         assert join.take_end() is grpc.StatusCode.OK
         # The env is still there, for a new session.
         client.open().reset()
+
+
+@pytest.mark.parametrize("misfit", MISFITS.values(), ids=list(MISFITS))
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_info_without_a_form_costs_that_key(misfit: tuple[Any, str, str], lanes: int) -> None:
+    info, path, detail = misfit
+    envs = [StubbornEnv(5, info={**info, "kept": 7}) for _ in range(lanes)]
+    with EnvServer(envs) as server, RemoteVectorEnv(server.address) as remote:
+        remote.reset()
+        with pytest.warns(ConformanceWarning) as told:
+            infos = remote.step([1] * lanes)[4]
+        texts = [str(one.message) for one in told]
+        where = path if lanes == 1 else path.replace("$.infos", "$.infos.final_info[0]")
+        assert any(f"info at {where}: left out: " in text and detail in text for text in texts)
+        assert infos["kept"].tolist() == [7] * lanes
+        assert "x" not in infos
+        if "a" in infos and not isinstance(info["a"], list):
+            assert infos["a"]["fine"].tolist() == [1] * lanes
+        remote.step([1] * lanes)  # Told once; the session goes on.
+
+
+def test_strict_servers_refuse_such_an_info() -> None:
+    with serving_raw(StubbornEnv(5, info={"x": 2**70}), validation="strict") as client:
+        join = client.open()
+        join.reset(ids=["a"])
+        assert re.search(r"\$.infos.x.*int64", join.refused(client.step_request([1])).message)
+
+
+class Blind(CountingEnv):
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        raise RuntimeError("no display")
+
+
+def test_a_render_that_fails_costs_that_call() -> None:
+    with EnvServer(Blind()) as server, RemoteEnv(server.address) as env:
+        env.reset()
+        with pytest.raises(EnvError, match="no display") as raised:
+            env.render()
+        assert raised.value.is_recoverable
+        assert env.step(1)[1] == 1.0
+
+
+class Worker(CountingEnv):
+    """Raises in a step with action 1, which ends its worker."""
+
+    def step(self, action: Any) -> Any:
+        if action:
+            raise RuntimeError("hiccup")
+        return super().step(action)
+
+
+@pytest.mark.filterwarnings("ignore")  # Gymnasium says what happens to its workers.
+def test_a_vector_whose_worker_died_is_made_anew() -> None:
+    made = []
+
+    def make() -> Any:
+        made.append(AsyncVectorEnv([Worker, Worker]))
+        return made[-1]
+
+    with EnvServer(make) as server, RemoteVectorEnv(server.address) as envs:
+        for count in (1, 2, 3):
+            envs.reset(seed=1)
+            envs.step(np.array([0, 0]))
+            with pytest.raises(EnvError, match="hiccup"):
+                envs.step(np.array([0, 1]))
+            assert len(made) == count
 
 
 @pytest.mark.parametrize(

@@ -425,15 +425,16 @@ def test_no_frame_without_a_render_mode() -> None:
             assert response.format == 0
 
 
-def test_a_frame_that_is_none_ends_the_session() -> None:
+def test_a_frame_that_is_none_costs_that_call() -> None:
     with serving_raw(RenderEnv("a picture")) as client:
         join = client.open()
         join.reset(ids=["a"])
         error = join.refused(render(client))
         assert error.code == Code.ENV_ERROR_CODE_INTERNAL
         assert error.message.startswith("render failed: TypeError")
+        assert error.is_recoverable
         assert not error.interrupted_episodes
-        join.take_end()
+        join.step([0])
 
 
 @pytest.mark.parametrize("kind", ["reset", "step"])
