@@ -8,6 +8,7 @@ is used.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import logging
 import os
@@ -69,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         code: int = options.execute(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # Else what cannot be written shows only when Python ends.
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return Exit.INTERRUPTED
@@ -82,6 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_usage = isinstance(error, ConfigurationError)
         text = str(error).strip() or type(error).__name__
         return tell(text, Exit.USAGE if is_usage else Exit.FAILED)
+    except OSError as error:
+        if sys.stdout is not None and error.errno == errno.ENOSPC:
+            # Python would try once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return tell(str(error), Exit.FAILED)
     return code
 
 

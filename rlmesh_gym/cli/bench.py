@@ -13,6 +13,7 @@ import numpy as np
 
 from rlmesh_gym.cli.exit_codes import Exit
 from rlmesh_gym.cli.options import add_connection_options, connection_arguments, count_option
+from rlmesh_gym.cli.output import show
 from rlmesh_gym.env import RemoteVectorEnv
 from rlmesh_gym.rpc import EnvSession
 from rlmesh_gym.runtime.report.formatting import format_duration, text_table
@@ -74,9 +75,9 @@ def execute(options: argparse.Namespace) -> int:
             with closing(local):
                 rows.append(_measure(f"local, {kind}", local, options.steps))
     if options.json:
-        print(json.dumps({"env_id": env_id, "num_envs": num_envs, "rows": rows}, indent=2))
+        show(json.dumps({"env_id": env_id, "num_envs": num_envs, "rows": rows}, indent=2))
         return Exit.DONE
-    print(f"{env_id}, {num_envs} lanes, {options.steps:,} vector steps each\n")
+    show(f"{env_id}, {num_envs} lanes, {options.steps:,} vector steps each\n")
     cells = [
         (
             row["name"],
@@ -85,9 +86,9 @@ def execute(options: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    print(text_table(("vector", "env steps/s", "p50 of a step", "p95", "p99"), cells))
+    show(text_table(("vector", "env steps/s", "p50 of a step", "p95", "p99"), cells))
     if len(rows) == 1:
-        print(f"\n{env_id!r} cannot be made on this machine, so there is nothing to compare with.")
+        show(f"\n{env_id!r} cannot be made on this machine, so there is nothing to compare with.")
     return Exit.DONE
 
 

@@ -13,6 +13,7 @@ import rlmesh_gym  # noqa: F401 - registers the id
 from rlmesh_gym.cli.demo_learner import PPO
 from rlmesh_gym.cli.exit_codes import Exit
 from rlmesh_gym.cli.options import count_option
+from rlmesh_gym.cli.output import show
 from rlmesh_gym.episodes import EpisodeStatistics
 from rlmesh_gym.runtime.report.episode_table import episodes_text
 from rlmesh_gym.runtime.report.formatting import format_number
@@ -49,22 +50,22 @@ def execute(options: argparse.Namespace) -> int:
     began = time.perf_counter()
     envs = gym.make_vec("rlmesh/Remote-v0", env_id="CartPole-v1", num_envs=_NUM_ENVS)
     try:
-        print(f"CartPole-v1, {_NUM_ENVS} lanes in a process of its own, seed {options.seed}")
+        show(f"CartPole-v1, {_NUM_ENVS} lanes in a process of its own, seed {options.seed}")
         learner = PPO(_SCALE.size, 2, seed=options.seed)
         before = _evaluate(envs, learner, seed=options.seed + 1000)
         steps = _train(envs, learner, options.seed, options.updates, began)
         after = _evaluate(envs, learner, seed=options.seed + 2000)
         episodes: Any = envs.unwrapped.episodes  # type: ignore[attr-defined]
-        print(f"\n{episodes_text(episodes.completed, limit=10)}")
+        show(f"\n{episodes_text(episodes.completed, limit=10)}")
     finally:
         envs.close()
     seconds = time.perf_counter() - began
-    print(
+    show(
         f"\nmean return of {_NUM_ENVS} episodes: {format_number(before)} before, "
         f"{format_number(after)} after {steps:,} steps; {seconds:.0f} s in all"
     )
     if after <= before:
-        print("The return did not rise; try another --seed.")
+        show("The return did not rise; try another --seed.")
         return Exit.FAILED
     return Exit.DONE
 

@@ -15,6 +15,7 @@ from rlmesh_gym.errors import (
     ProtocolError,
     UnavailableError,
 )
+from rlmesh_gym.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ class Exit(IntEnum):
 
 def tell(text: str, code: Exit) -> Exit:
     """Say in one line on standard error why the command ends with ``code``."""
-    print(f"rlmesh-gym: {' '.join(text.split())}", file=sys.stderr)
+    print(f"rlmesh-gym: {printable(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 

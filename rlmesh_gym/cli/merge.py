@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.exit_codes import Exit
+from rlmesh_gym.cli.output import show
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.runtime.report.formatting import text_table
 from rlmesh_gym.runtime.report.records import EPISODES_JSONL
@@ -47,14 +48,14 @@ def execute(options: argparse.Namespace) -> int:
     report = merged_report(options.sources, merged)
     write_report(report, target)
     counts = [(source, f"{count:,}") for source, count in merged.per_source.items()]
-    print(text_table(("source", "new episodes"), counts))
-    print(
+    show(text_table(("source", "new episodes"), counts))
+    show(
         f"\n{len(merged.rows):,} episodes, {merged.duplicates:,} duplicates left out, "
         f"{merged.repeats:,} repeats kept"
     )
     if merged.conflicts:
-        print(f"{len(merged.conflicts):,} duplicates differ in content; the first one was kept")
+        show(f"{len(merged.conflicts):,} duplicates differ in content; the first one was kept")
     if merged.damaged:
-        print(f"{merged.damaged:,} unreadable lines were passed over")
-    print(f"\n{report}\n\nwritten to {target}")
+        show(f"{merged.damaged:,} unreadable lines were passed over")
+    show(f"\n{report}\n\nwritten to {target}")
     return Exit.DONE

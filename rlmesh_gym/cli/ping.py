@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from rlmesh_gym.cli.exit_codes import Exit
 from rlmesh_gym.cli.options import add_connection_options, connection_arguments, count_option
+from rlmesh_gym.cli.output import show
 from rlmesh_gym.errors import AuthenticationError, ProtocolError
 from rlmesh_gym.plain_data import jsonable
 from rlmesh_gym.rpc import EnvSession, ModelSession
@@ -47,9 +48,9 @@ def execute(options: argparse.Namespace) -> int:
         "greatest": trips[-1],
     }
     if options.json:
-        print(json.dumps(jsonable(facts), indent=2, allow_nan=False))
+        show(json.dumps(jsonable(facts), indent=2, allow_nan=False))
     else:
-        print(_table(facts))
+        show(_table(facts))
     return Exit.DONE
 
 

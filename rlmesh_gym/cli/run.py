@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.exit_codes import Exit, explain, tell
 from rlmesh_gym.cli.options import add_connection_options, connection_arguments, count_option
+from rlmesh_gym.cli.output import show
 from rlmesh_gym.cli.run_plan import RunPlan
 from rlmesh_gym.cli.signals import interrupt_cancels
 from rlmesh_gym.errors import ConfigurationError, Error, RemoteError
@@ -168,7 +169,7 @@ def _play(
         before = read_report(directory)
         remaining = plan.remaining(earlier, per_episode=per_episode)
         if earlier:
-            print(f"{len(earlier):,} episodes are done, {len(remaining.indices):,} are left")
+            show(f"{len(earlier):,} episodes are done, {len(remaining.indices):,} are left")
         is_reported = before is not None and len(before.completed_episodes) >= len(earlier)
         # A run may have been killed after its last episode and before its report.
         if not remaining.indices and is_reported:
@@ -187,11 +188,12 @@ def _play(
         rows = (*journal.rows, *recorder.unwritten)
         report = joined_sessions(session, before, earlier, rows)
         report = dataclasses.replace(report, base_seed=plan.seed)
-        print(f"\n{report}\n\n{report.telemetry}\n")
-        try:
-            print(f"report: {write_report(report, directory, journal=journal)}")
+        try:  # Before anything is shown, which may fail too.
+            written = write_report(report, directory, journal=journal)
         except ConfigurationError as unwritten:
+            show(f"\n{report}\n\n{report.telemetry}\n")
             return tell(str(unwritten), Exit.FAILED)
+    show(f"\n{report}\n\n{report.telemetry}\n\nreport: {written}")
     if error is not None:
         endpoints = [endpoint.address for endpoint in served]
         code, text = explain(error, plan.env, endpoints, model.endpoint)

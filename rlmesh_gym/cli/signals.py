@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from rlmesh_gym.cli.output import show
 from rlmesh_gym.signals import handle_signals
 
 if TYPE_CHECKING:
@@ -47,11 +48,11 @@ def serve_until_interrupted(server: EnvServer | ModelServer, what: str) -> None:
     """Serve, say where, and stop at a client's wish, Ctrl-C or SIGTERM."""
     with terminate_as_interrupt():
         try:
-            print(f"serving {what} at {server.start()} (Ctrl-C ends it)", flush=True)
+            show(f"serving {what} at {server.start()} (Ctrl-C ends it)", flush=True)
             if wait_or_interrupt(server.wait):
-                print("stopping", flush=True)
+                show("stopping", flush=True)
         except KeyboardInterrupt:
-            print("stopping", flush=True)
+            show("stopping", flush=True)
         finally:
             server.stop()
 

@@ -5,7 +5,10 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -22,7 +25,8 @@ from tests.peers import env_endpoint, model_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def balance(observations: Any) -> Any:
@@ -559,3 +563,42 @@ def test_a_run_that_goes_on(program: Callable[..., Outcome], tmp_path: Path) -> 
     assert report is not None
     assert len(report.completed_episodes) == 3
     assert report.total_steps == sum(episode.length for episode in report.episodes)
+
+
+def test_a_full_standard_output_costs_no_report(vector: str, model: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    common = f"{sys.executable} -m rlmesh_gym run --env {vector} --model {model} --episodes 3"
+    script = f"{common} --report {out} > /dev/full"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False, cwd=_ROOT
+    )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    report = read_report(out)
+    assert report is not None
+    assert len(report.episodes) == 3
+    script = f"{common} --report {tmp_path / 'closed'} >&-"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False, cwd=_ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert read_report(tmp_path / "closed") is not None
+
+
+def test_a_peer_cannot_drive_the_terminal(program: Callable[..., Outcome], tmp_path: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u202egnp"
+    with (
+        rg.EnvServer(FailingEnv(9, at=2, exception=ValueError(evil)), env_id=evil) as server,
+        rg.ModelServer(zeros) as model_server,
+    ):
+        arguments = ("--env", server.address, "--model", model_server.address)
+        done = program("run", *arguments, "--episodes", 1, "--report", tmp_path / "out")
+        shown = program("ping", server.address)
+    assert done.code == 1
+    for text in (done.out, done.err, shown.out, shown.err):
+        assert "\x1b]" not in text
+        assert "\x1b[2J" not in text
+        assert "\x07" not in text
+        assert "\u202e" not in text

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from rlmesh_gym.runtime.hooks.table import RuntimeHooks
+from rlmesh_gym.runtime.report.formatting import one_line
 
 if TYPE_CHECKING:
     from rlmesh_gym.runtime.hooks import events
@@ -36,7 +37,12 @@ class ProgressBar(RuntimeHooks):
         total, unit = event.max_episodes, "ep"
         if self._counts_steps:
             total, unit = event.max_steps, "step"
-        shown = {"total": total, "unit": unit, "desc": event.env_id, "dynamic_ncols": True}
+        shown = {
+            "total": total,
+            "unit": unit,
+            "desc": one_line(event.env_id),
+            "dynamic_ncols": True,
+        }
         self._bar = tqdm(**{**shown, **self._options})
 
     def step_completed(self, event: events.StepCompleted) -> None:

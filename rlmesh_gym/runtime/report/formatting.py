@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import math
-import unicodedata
 from typing import TYPE_CHECKING
+
+from rlmesh_gym.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,13 +15,11 @@ if TYPE_CHECKING:
 _LONGEST_TEXT = 300
 _THOUSAND = 1000.0
 _EXACT_BELOW = 1e15  # Whole floats print as integers up to here; beyond, digits would be made up.
-_HIDDEN = {"Cc", "Cs", "Cf"}  # Cf holds the marks that turn the writing direction.
 
 
 def one_line(value: object, limit: int = _LONGEST_TEXT) -> str:
     """``value`` on one line of at most ``limit``; control characters and the like are replaced."""
-    blanks = " ".join(str(value).split())
-    clean = "".join("\ufffd" if unicodedata.category(char) in _HIDDEN else char for char in blanks)
+    clean = printable(" ".join(str(value).split()))
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
