@@ -84,11 +84,12 @@ class RunPlan:
         return range(self.shard[0] - 1, self.episodes, self.shard[1])
 
     def remaining(self, rows: Sequence[Mapping[str, Any]], *, per_episode: bool) -> Remaining:
-        """What ``rows``, those done, leave to play; only counted unless ``per_episode`` seeded."""
+        """What ``rows``, those done, leave to play; with seeds where each episode can have one."""
         part = self._part
         if self.seed is None or not per_episode:
-            done = sum(not row.get("interrupted") for row in rows)
-            return Remaining(tuple(part[done:]), None)
+            # By their numbers: lanes finish in any order, so those done may have gaps.
+            done = {row.get("index") for row in rows if not row.get("interrupted")}
+            return Remaining(tuple(index for index in part if index not in done), None)
         seeds = {derive_seed(self.seed, DEFAULT_SESSION_ID, index, 0): index for index in part}
         left = remaining_seeds(list(seeds), rows)
         return Remaining(tuple(seeds[seed] for seed in left), tuple(left))
