@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from rlmesh_gym.codec.spaces.limits import FRAME_VARIABLE, max_frame_pixels
 from rlmesh_gym.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 
 _CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
-_MAX_PIXELS = 64 * 1024 * 1024
-"""Eight thousand squared. A small file can claim any size, so it is looked at before decoding."""
 
 
 def as_frame(frame: Any) -> NDArray[np.uint8] | None:
@@ -89,26 +88,39 @@ def encode_png(frame: Any) -> bytes | None:
     return file.getvalue()
 
 
-def decode_png(data: bytes, endpoint: str = "") -> NDArray[np.uint8]:
+def decode_png(
+    data: bytes, endpoint: str = "", *, most_pixels: int | None = None
+) -> NDArray[np.uint8]:
     """Read a PNG that an endpoint sent.
+
+    A small file can claim any size, so that is looked at before anything is decoded.
 
     Args:
         data: Any bytes; nothing in them is trusted.
         endpoint: Who sent them, for the error.
+        most_pixels: What is expected at most; ``max_frame_pixels()`` where None.
 
     Returns:
         uint8 of shape ``(H, W)``, ``(H, W, 3)`` or ``(H, W, 4)``, writable.
 
     Raises:
-        ProtocolError: Not a PNG, or one of absurd size.
+        ProtocolError: Not a PNG, or one of more pixels.
     """
+    most = max_frame_pixels() if most_pixels is None else most_pixels
     try:
         with Image.open(BytesIO(data), formats=["PNG"]) as image:
-            if image.width * image.height > _MAX_PIXELS:
+            if image.width * image.height > most:
                 size = f"{image.width} x {image.height}"
-                raise ValueError(f"{size} pixels are more than any frame has")  # noqa: TRY301
+                raise ProtocolError(  # noqa: TRY301
+                    f"render: a frame of {size} pixels is larger than the {most:,} that are "
+                    f"expected at most; {FRAME_VARIABLE} allows larger ones",
+                    endpoint=endpoint,
+                    operation="render",
+                )
             plain = image if image.mode in _CHANNELS.values() else image.convert("RGB")
             return np.array(plain, dtype=np.uint8)
+    except ProtocolError:
+        raise
     except Exception as error:  # Pillow has many for what is no image.
         raise ProtocolError(
             f"render: the frame is not a PNG image: {error}", endpoint=endpoint, operation="render"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlmesh_gym.codec import as_frame, as_rgb, decode_png, encode_png
-from rlmesh_gym.errors import ProtocolError
+from rlmesh_gym.errors import ConfigurationError, ProtocolError
 
 RGB = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 GREY = RGB[..., 0]
@@ -92,8 +92,25 @@ def claiming(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\x89PNG", b"GIF89a", encode_png(RGB)[:45], claiming(30_000, 30_000)],  # type: ignore[index]
+    [b"", b"\x89PNG", b"GIF89a", encode_png(RGB)[:45]],  # type: ignore[index]
 )
 def test_what_is_no_png(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="tcp://h:1: render: the frame is not a PNG"):
         decode_png(data, "tcp://h:1")
+
+
+def test_frames_are_bounded_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = claiming(9_000, 9_000)
+    with pytest.raises(ProtocolError, match=r"9000 x 9000 .* 8,847,360 .*MAX_FRAME_PIXELS"):
+        decode_png(large, "tcp://h:1")
+    png = encode_png(np.zeros((30, 40, 3), np.uint8))
+    assert png is not None
+    assert decode_png(png, most_pixels=1200).shape == (30, 40, 3)
+    with pytest.raises(ProtocolError, match="40 x 30"):
+        decode_png(png, most_pixels=1199)
+    monkeypatch.setenv("RLMESH_GYM_MAX_FRAME_PIXELS", "1000")
+    with pytest.raises(ProtocolError, match="1,000"):
+        decode_png(png)
+    monkeypatch.setenv("RLMESH_GYM_MAX_FRAME_PIXELS", "many")
+    with pytest.raises(ConfigurationError, match="whole number of pixels"):
+        decode_png(png)

@@ -142,3 +142,14 @@ def test_no_image() -> None:
     fatal: Any = RenderingEndpoint(EnvError("gone", is_recoverable=False))
     with pytest.raises(EnvError):
         reader.fetch(fatal, 1.0)
+
+
+def test_later_frames_are_about_as_large_as_the_first() -> None:
+    reader = FrameReader()
+    first: Any = RenderingEndpoint(png(np.zeros((600, 600, 3), np.uint8)))
+    assert reader.fetch(first, 1.0)[0] is not None
+    for size in (1200, 100):  # Four times as many pixels at most.
+        assert reader.fetch(RenderingEndpoint(png(np.zeros((size, size), np.uint8))), 1.0)  # type: ignore[arg-type]
+    bomb: Any = RenderingEndpoint(png(np.zeros((1201, 1200), np.uint8)))
+    with pytest.raises(ProtocolError, match="1200 x 1201 pixels is larger than the 1,440,000"):
+        reader.fetch(bomb, 1.0)

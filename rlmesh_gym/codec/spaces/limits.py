@@ -12,6 +12,9 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 MAX_SPACE_MEMBERS = 4096
 """Spaces in one space, all levels together; each costs half a millisecond, whatever it holds."""
 
+FRAME_VARIABLE = "RLMESH_GYM_MAX_FRAME_PIXELS"
+_FRAME_PIXELS = 4096 * 2160
+
 _SPACE_VARIABLE = "RLMESH_GYM_MAX_SPACE_BYTES"
 _SPACE_BYTES = 48 * 1024 * 1024
 
@@ -31,12 +34,22 @@ def max_space_bytes() -> int:
     return whole_bytes(_SPACE_VARIABLE, text)
 
 
-def whole_bytes(name: str, text: str) -> int:
+def max_frame_pixels() -> int:
+    """Return the most pixels that a rendered frame may have.
+
+    ``RLMESH_GYM_MAX_FRAME_PIXELS`` if set, else those of 4096 x 2160.
+
+    Raises:
+        ConfigurationError: The variable is no whole number of at least 1.
+    """
+    text = os.environ.get(FRAME_VARIABLE, "").strip()
+    return whole_bytes(FRAME_VARIABLE, text, of="pixels") if text else _FRAME_PIXELS
+
+
+def whole_bytes(name: str, text: str, *, of: str = "bytes") -> int:
     """Return the number of bytes that a variable's text names, or say that it names none."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ConfigurationError(
-            f"{name} must be a whole number of bytes, at least 1, got {text!r}"
-        )
+        raise ConfigurationError(f"{name} must be a whole number of {of}, at least 1, got {text!r}")
     return int(text)
 
 

@@ -90,6 +90,12 @@ class Resolve(ModelCall):
 
     def _make_room(self, env_id: str) -> None:
         routes = self.service.routes
+        if routes.share_is_used(env_id, self.client.over):
+            message = (
+                f"resolve_adapter: this client has {routes.max_share} environments resolved "
+                "already; release some, or serve with a higher max_adapters"
+            )
+            raise ModelError(message, code="BUSY", is_recoverable=True, env_id=env_id)
         if routes.has_room(env_id):
             return
         orphan = routes.take_orphan()

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rlmesh_gym.model import ModelObservation, ModelRoute
 
 
+_SHARES, _LEAST_SHARE = 8, 16
+"""How many streams can fill a table, and how many routes any stream may have."""
+
 MAX_TRACKED_EPISODES = 4096
 """Episodes kept per environment when the client never says that they are over."""
 
@@ -151,6 +154,8 @@ class RouteTable:
 
     def __init__(self, max_routes: int) -> None:
         self.max_routes = max_routes
+        # So that one client does not keep everybody else out; small tables are not divided.
+        self.max_share: int = min(max_routes, max(_LEAST_SHARE, max_routes // _SHARES))
         self._lock = threading.Lock()
         self._routes: dict[str, Route] = {}
         self._clock = itertools.count(1)
@@ -181,6 +186,12 @@ class RouteTable:
         """The route is there already, or there is space for one more."""
         with self._lock:
             return env_id in self._routes or len(self._routes) < self.max_routes
+
+    def share_is_used(self, env_id: str, stream_over: threading.Event) -> bool:
+        """One stream has as many routes as it may, and this would be another."""
+        with self._lock:
+            own = sum(route.stream_over is stream_over for route in self._routes.values())
+            return env_id not in self._routes and own >= self.max_share
 
     def remove(self, env_id: str, expected: Route | None = None) -> Route | None:
         """Take a route out, if it is there and, when given, still the expected one."""

@@ -59,7 +59,8 @@ class ModelServer(Server):
             its first request; None waits for ever. A client that waits or computes is alive.
         session_timeout: Seconds without a request after which a session is ended; None for never.
         insecure: Listen beyond this machine without asking for a token or for client certificates.
-        max_adapters: Bound on the environments resolved at the same time. When it is reached, those
+        max_adapters: Bound on the environments resolved at the same time; one client may have an
+            eighth of them, 16 at least. When it is reached, those
             whose client is gone make room.
 
     Raises:

@@ -507,6 +507,24 @@ def test_a_full_table_gives_up_only_adapters_without_a_client() -> None:
     assert handler.resets == [("lost", ())]
 
 
+def test_one_stream_does_not_keep_everybody_out() -> None:
+    with service_of(EchoHandler(), max_adapters=160) as service:
+        greedy, other = LiveStream(service), LiveStream(service)
+        for number in range(20):
+            greedy.send(resolve_request(f"greedy-{number}"))
+            assert greedy.next().HasField("resolve_adapter")
+        greedy.send(resolve_request("one more"))
+        refused = greedy.next()
+        assert refused.error.code == pb.MODEL_ERROR_CODE_BUSY
+        assert "this client has 20 environments" in refused.error.message
+        greedy.send(resolve_request("greedy-3"))  # Again is always possible.
+        assert greedy.next().HasField("resolve_adapter")
+        other.send(resolve_request("other"))
+        assert other.next().HasField("resolve_adapter")
+        greedy.end()
+        other.end()
+
+
 @pytest.mark.parametrize(
     ("change", "part", "recoverable"),
     [
