@@ -7,13 +7,15 @@ environments, models or messages.
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rlmesh_gym.errors import ClosedError
+from rlmesh_gym.signals import handle_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -145,8 +147,12 @@ class DedicatedThread:
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread = self._find(name)
+
+    def _find(self, name: str) -> threading.Thread:
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def post(self, task: Task) -> None:
         """Queue a task. It must deal with its own exceptions.
@@ -191,6 +197,55 @@ class DedicatedThread:
         while (task := self._tasks.get()) is not None:
             _run_logged(task)
             del task  # An idle thread must not keep the last request's arrays alive.
+
+
+class LentThread(DedicatedThread):
+    """The same over the thread that makes it, for as long as that lends itself: the main thread.
+
+    Some things work there only: handlers of signals, some windows and event loops.
+    """
+
+    def _find(self, name: str) -> threading.Thread:
+        del name
+        self._is_over = False
+        return threading.current_thread()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the thread."""
+        return threading.current_thread() is self._thread
+
+    def lend(self) -> None:
+        """Run what is due on this thread, which must be the one, until :meth:`close`.
+
+        A signal that Python handles, such as Ctrl-C, waits for the task at work to end.
+        """
+        arrived: list[int] = []
+
+        def note(number: int, frame: object) -> None:
+            del frame
+            arrived.append(number)
+            self._tasks.put(_nothing)  # To be looked at between two tasks.
+
+        handlers: dict[int, Callable[[int, Any], Any]] = {
+            int(number): before
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if callable(before := signal.getsignal(number))
+        }
+        with handle_signals(dict.fromkeys(handlers, note)):
+            while not self._is_over and (task := self._tasks.get()) is not None:
+                _run_logged(task)
+                del task
+                if arrived:
+                    break
+            else:
+                self._is_over = True
+        if arrived:
+            handlers[arrived[0]](arrived[0], None)
+
+
+def _nothing() -> None:
+    pass
 
 
 class Ordered(Protocol):

@@ -73,7 +73,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dedicated-thread",
         action="store_true",
-        help="call the environment from one thread only, as OpenGL wants it",
+        help="call the environment from one thread only, as OpenGL wants it (--thread own)",
+    )
+    parser.add_argument(
+        "--thread",
+        choices=["any", "own", "main"],
+        help="thread to make, call and close the environment on: any, one of its own, or the main "
+        "thread, where handlers of signals and some windows work (default: any)",
     )
     add_server_options(parser)
 
@@ -100,6 +106,7 @@ def execute(options: argparse.Namespace) -> int:
         max_sessions=options.max_sessions,
         overlap=options.overlap,
         dedicated_thread=options.dedicated_thread,
+        thread=options.thread,
         **server_arguments(options),
     )
     serve_until_interrupted(server, what)

@@ -10,12 +10,13 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.output import show
+from rlmesh_gym.server import EnvServer
 from rlmesh_gym.signals import handle_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rlmesh_gym.server import EnvServer, ModelServer
+    from rlmesh_gym.server import ModelServer
 
 
 _SUCCESSION = 0.5  # Seconds.
@@ -49,7 +50,9 @@ def serve_until_interrupted(server: EnvServer | ModelServer, what: str) -> None:
     with terminate_as_interrupt():
         try:
             show(f"serving {what} at {server.start()} (Ctrl-C ends it)", flush=True)
-            if wait_or_interrupt(server.wait):
+            if isinstance(server, EnvServer) and server.uses_main_thread:
+                server.wait()
+            elif wait_or_interrupt(server.wait):
                 show("stopping", flush=True)
         except KeyboardInterrupt:
             show("stopping", flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
@@ -38,6 +38,8 @@ class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
         tls: True, a mapping or a ``TLSConfig`` for TLS.
         timeouts: Seconds for all calls, a mapping or ``Timeouts``.
         episodes_kept: How many records ``episodes`` keeps; None keeps all.
+        thread: Of an embedded endpoint, where its environment is made, called and closed; see
+            ``EnvServer``. ``"main"`` is for one that needs the main thread.
         **env_kwargs: For ``gymnasium.make``, with ``env_id`` only.
 
     Raises:
@@ -65,6 +67,7 @@ class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
         tls: TLSLike = None,
         timeouts: TimeoutsLike = None,
         episodes_kept: int | None = 1000,
+        thread: Literal["any", "own", "main"] | None = None,
         **env_kwargs: Any,
     ) -> None:
         self._config = {
@@ -74,6 +77,7 @@ class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
             "tls": tls,
             "timeouts": timeouts,
             "episodes_kept": episodes_kept,
+            "thread": thread,
             **env_kwargs,
         }
         options = ConnectionOptions.from_values(token, tls, timeouts)
@@ -82,6 +86,7 @@ class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
             env_id=env_id,
             env_kwargs=env_kwargs,
             options=options,
+            thread=thread,
             autoreset_mode=None,
             render_mode=render_mode,
         )

@@ -81,6 +81,8 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         restart_patience: Seconds that ``on_failure="restart"`` waits for a lost endpoint.
         max_restarts: How often it restarts an endpoint that does not get one step done in between,
             before the error is raised; None for ever.
+        thread: Of an embedded endpoint, where its environments are made, called and closed; see
+            ``EnvServer``. ``"main"`` is for those that need the main thread.
         **env_kwargs: For ``gymnasium.make``, with ``env_id`` only.
 
     Raises:
@@ -121,6 +123,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         episodes_kept: int | None = 1000,
         restart_patience: float = RESTART_PATIENCE,
         max_restarts: int | None = MAX_RESTARTS,
+        thread: Literal["any", "own", "main"] | None = None,
         **env_kwargs: Any,
     ) -> None:
         self.closed = True  # Until it is connected, there is nothing to close.
@@ -141,6 +144,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
             "episodes_kept": episodes_kept,
             "restart_patience": restart_patience,
             "max_restarts": max_restarts,
+            "thread": thread,
             **env_kwargs,
         }
         # make_vec hands all its arguments on; a checker for vector envs does not exist.
@@ -164,6 +168,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
                 options=options,
                 num_envs=num_envs,
                 workers=workers,
+                thread=thread,
                 autoreset_mode=AutoresetMode.NEXT_STEP if mode is None else mode,
                 render_mode=render_mode,
             ),

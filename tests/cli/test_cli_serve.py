@@ -191,3 +191,24 @@ def test_an_env_with_processes_of_its_own(
         server.send_signal(signal.SIGTERM)
         code, out, err = ended(server)
     assert (code, out) == (0, "stopping\n"), err
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_env_on_the_main_thread(
+    number: signal.Signals, socket_dir: Path, tmp_path: Path
+) -> None:
+    where = f"unix://{socket_dir}/env.sock"
+    closed = tmp_path / "closed"
+    arguments = ("--env-kwargs", "what=alarm", "--env-kwargs", f"closed={closed}")
+    env_id = "tests.env.hosted_env:Hosted-v0"
+    with started("serve", env_id, "--thread", "main", "--address", where, *arguments) as server:
+        with rg.RemoteEnv(address_of(server)) as env:
+            env.reset()
+            env.step(1)
+        with rg.RemoteEnv(where) as env:
+            env.reset()
+            server.send_signal(number)
+            code, out, err = ended(server)
+    assert (code, out) == (0, "stopping\n"), err
+    assert closed.read_text() == "closed\n"

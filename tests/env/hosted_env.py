@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -30,7 +32,7 @@ class HostedEnv(CountingEnv):
     ``"simulator"`` starts a program and ends it by SIGINT. ``"hold"`` keeps the interpreter's lock
     in a step for ever. ``"load"``, ``"nap"`` and ``"slow"`` take ``seconds`` to be made, for a step
     and to close, which writes to ``closed`` then.
-    ``kwargs`` comes back in the info of a reset.
+    ``"alarm"`` needs the main thread throughout. ``kwargs`` comes back in the info of a reset.
     """
 
     def __init__(
@@ -41,6 +43,10 @@ class HostedEnv(CountingEnv):
         self.seconds = seconds
         self.closed = closed
         self.kwargs = kwargs
+        if what == "alarm":  # Works on the main thread only, and a database on its own.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        self.maker = threading.current_thread()
+        self.database = sqlite3.connect(":memory:")
         if what == "load":
             time.sleep(seconds)
 
@@ -73,12 +79,20 @@ class HostedEnv(CountingEnv):
         if self.what == "hold":
             print("holding", file=sys.stderr, flush=True)
             ctypes.PyDLL(None).pause()
+        if self.what == "alarm":
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            self.database.execute("select 1")
         if self.what == "nap":
             time.sleep(self.seconds)
         return super().step(action)
 
     def close(self) -> None:
         super().close()
+        if self.what == "alarm":
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            self.database.execute("select 1")
+        if threading.current_thread() is self.maker:
+            self.database.close()
         if self.what == "slow":
             time.sleep(self.seconds)
         if self.closed:

@@ -16,7 +16,7 @@ import pytest
 
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
 from rlmesh_gym.env.open import embedded
-from rlmesh_gym.errors import DeadlineError
+from rlmesh_gym.errors import ConfigurationError, DeadlineError
 from tests.env.test_remote_embedded import is_gone, process_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,3 +199,22 @@ def test_a_slow_start_has_a_word_and_an_option(
         DeadlineError, match=r"within 0.6 s \(0 of 1 lanes made\); raise timeouts.s"
     ):
         RemoteVectorEnv(env_id=HOSTED, what="load", seconds=60.0, timeouts={"start": 0.6})
+
+
+def test_an_env_that_needs_the_main_thread(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    for num_envs in (1, 2):
+        with RemoteVectorEnv(
+            env_id=HOSTED, num_envs=num_envs, what="alarm", thread="main", closed=str(closed)
+        ) as envs:
+            envs.reset()
+            for _ in range(3):
+                envs.step([1] * num_envs)
+            process = process_of(envs)
+        assert process.returncode == 0
+    assert closed.read_text() == "closed\n" * 3
+    with RemoteEnv(env_id=HOSTED, what="alarm", thread="main") as env:
+        env.reset()
+        env.step(1)
+    with pytest.raises(ConfigurationError, match="main thread of the main interpreter"):
+        RemoteEnv(env_id=HOSTED, what="alarm", thread="own")

@@ -52,6 +52,7 @@ def find_sources(
     options: ConnectionOptions,
     num_envs: int | None = None,
     workers: int = 1,
+    thread: str | None = None,
     autoreset_mode: AutoresetMode | None,
     render_mode: str | None,
 ) -> list[Source]:
@@ -66,6 +67,7 @@ def find_sources(
             "env_id": env_id,
             "autoreset_mode": None if autoreset_mode is None else autoreset_mode.value,
             "render_mode": render_mode,
+            "thread": thread,
             "env_kwargs": dict(env_kwargs),
         }
         options = replace(options, tls=None)

@@ -12,8 +12,8 @@ registers it), ``num_envs`` (1), ``autoreset_mode`` (``"NextStep"``, ``"SameStep
 null for bare lanes, stepped and reset one by one), ``render_mode``, ``env_kwargs``, or ``pickled``
 for what JSON would change (the same in base64), ``address`` (null for a free port of 127.0.0.1),
 ``link`` (path of a Unix socket for the parent's own sessions), ``token``, ``validation``,
-``close_timeout``, ``overlap`` and ``dedicated_thread`` as those of ``EnvServer``; with ``progress``
-the answer comes after a line ``{"made": ...}`` for each lane.
+``close_timeout``, ``overlap``, ``dedicated_thread`` and ``thread`` as those of ``EnvServer``; with
+``progress`` the answer comes after a line ``{"made": ...}`` for each lane.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ _KEYS = {
     "pickled",
     "progress",
     "render_mode",
+    "thread",
     "token",
     "validation",
 }
@@ -106,6 +107,7 @@ def run(config: Mapping[str, Any], tell: Callable[[int], None] | None = None) ->
         close_timeout=config.get("close_timeout", _CLOSE_SECONDS),
         overlap=bool(config.get("overlap")),
         dedicated_thread=bool(config.get("dedicated_thread")),
+        thread=config.get("thread"),
     )
     server.start()
     if config.get("link"):

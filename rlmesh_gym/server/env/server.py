@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from rlmesh_gym._proto.env.v1 import service_pb2
 from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedSpaceError
@@ -16,7 +16,7 @@ from rlmesh_gym.server.env.session_slots import SessionSlots
 from rlmesh_gym.server.env.source import EnvSource
 from rlmesh_gym.server.env.stream import EnvStream
 from rlmesh_gym.server.lifecycle import Server, check_number
-from rlmesh_gym.threads import DedicatedThread
+from rlmesh_gym.threads import DedicatedThread, LentThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +32,21 @@ if TYPE_CHECKING:
 
 
 _logger = logging.getLogger(__name__)
+
+
+WhichThread: TypeAlias = Literal["any", "own", "main"]
+
+
+def _which_thread(thread: WhichThread | None, *, dedicated: bool) -> WhichThread:
+    if thread is None:
+        return "own" if dedicated else "any"
+    if thread not in get_args(WhichThread):
+        raise ConfigurationError(f"thread must be 'any', 'own' or 'main', got {thread!r}")
+    if dedicated and thread != "own":
+        raise ConfigurationError(f"dedicated_thread=True is thread='own', got thread={thread!r}")
+    if thread == "main" and threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError("a server with thread='main' must be made on the main thread")
+    return thread
 
 
 class EnvServer(Server):
@@ -89,6 +104,9 @@ class EnvServer(Server):
         overlap: Lanes of a list, and sessions, may be at work at the same time; for environments
             that are safe to run on several threads of one process.
         dedicated_thread: Build, call and close the environment on one thread of its own.
+        thread: The same in words: ``"any"``, ``"own"`` for that one thread, or ``"main"`` for the
+            main thread, which must make and start the server and lend itself by :meth:`serve` or
+            :meth:`wait`.
 
     Raises:
         ConfigurationError: Options that cannot work, or an environment that cannot be served.
@@ -119,12 +137,14 @@ class EnvServer(Server):
         partial_reset: bool | None = None,
         overlap: bool = False,
         dedicated_thread: bool = False,
+        thread: WhichThread | None = None,
     ) -> None:
         check_number("max_sessions", max_sessions, least=1, whole=True)
-        if overlap and dedicated_thread:
+        which = _which_thread(thread, dedicated=dedicated_thread)
+        if overlap and which != "any":
             raise ConfigurationError(
-                "overlap=True needs several threads and dedicated_thread=True allows one; "
-                "choose one of them"
+                f"overlap=True needs several threads and thread={which!r} allows one; choose one "
+                "of them"
             )
         super().__init__(
             address,
@@ -148,7 +168,11 @@ class EnvServer(Server):
             partial_reset=partial_reset,
             overlap=overlap,
         )
-        self._thread = DedicatedThread("rlmesh_gym-env") if dedicated_thread else None
+        self._thread: DedicatedThread | None = None
+        if which == "own":
+            self._thread = DedicatedThread("rlmesh_gym-env")
+        elif which == "main":
+            self._thread = LentThread("main")
         # Re-entrant: an env may stop its server, which closes the env.
         self._turn: AbstractContextManager[Any] = nullcontext() if overlap else threading.RLock()
 
@@ -165,6 +189,45 @@ class EnvServer(Server):
         if self._host.address is None:
             raise StateError("a server has no link before start()")
         self._host.open_link(path)
+
+    @property
+    def uses_main_thread(self) -> bool:
+        """Whether the main thread must lend itself, by :meth:`serve` or :meth:`wait`."""
+        return isinstance(self._thread, LentThread)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the server has stopped; see ``thread`` for what the main thread does then.
+
+        Args:
+            timeout: Seconds, None for ever; it must be that with ``thread="main"`` there.
+
+        Returns:
+            Whether it has stopped.
+
+        Raises:
+            ConfigurationError: A timeout, where the main thread cannot come back in time.
+        """
+        if isinstance(self._thread, LentThread) and self._thread.is_here:
+            if timeout is not None:
+                raise ConfigurationError(
+                    'with thread="main", wait() runs the environment on this thread until the '
+                    "server has stopped, so it takes no timeout"
+                )
+            self._thread.lend()
+        return super().wait(timeout)
+
+    def stop(self, drain: float = 0.0) -> None:
+        """Stop; see :class:`~rlmesh_gym.ModelServer` for what that means."""
+        thread = self._thread
+        is_inside = getattr(self._thread_state, "is_inside", False)
+        if not isinstance(thread, LentThread) or not thread.is_here or is_inside:
+            super().stop(drain)
+            return
+        # What is at work, and closing, needs this thread.
+        stopping = threading.Thread(target=super().stop, args=(drain,), name="rlmesh_gym-stop")
+        stopping.start()
+        thread.lend()
+        stopping.join()
 
     def _prepare(self) -> None:
         self._in_turn(self._source.prepare)

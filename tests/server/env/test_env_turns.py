@@ -246,3 +246,74 @@ def test_lunar_lander_shows_the_frames_of_a_local_vector(as_vector: bool) -> Non
             for one, other in zip(local.render() or (), envs.render() or (), strict=True):
                 np.testing.assert_array_equal(one, other)
     local.close()
+
+
+class WhereEnv(CountingEnv):
+    """Notes the threads that it is made, called and closed on."""
+
+    seen: list[threading.Thread] = []  # noqa: RUF012 - of all of them
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen.append(threading.current_thread())
+
+    def reset(self, **options: Any) -> Any:
+        self.seen.append(threading.current_thread())
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self.seen.append(threading.current_thread())
+        return super().step(action)
+
+    def close(self) -> None:
+        self.seen.append(threading.current_thread())
+        super().close()
+
+
+@pytest.mark.parametrize("ends", ["stop", "with"])
+def test_the_main_thread_runs_the_env_while_it_waits(ends: str) -> None:
+    WhereEnv.seen.clear()
+    server = rg.EnvServer(lambda: [WhereEnv(), WhereEnv()], thread="main", max_sessions=2)
+    server.start()
+    with pytest.raises(ConfigurationError, match="takes no timeout"):
+        server.wait(1.0)
+
+    def play() -> None:
+        for _ in range(2):
+            with rg.RemoteVectorEnv(server.address) as envs:
+                envs.reset()
+                envs.step([1, 1])
+        server.stop()
+
+    player = threading.Thread(target=play)
+    player.start()
+    if ends == "stop":
+        assert server.wait()
+    else:
+        server.serve()
+    server.stop()
+    player.join(10)
+    assert not player.is_alive()
+    assert len(WhereEnv.seen) == 16
+    assert set(WhereEnv.seen) == {threading.main_thread()}
+
+
+def test_a_server_of_the_main_thread_is_made_there() -> None:
+    with pytest.raises(ConfigurationError, match="allows one"):
+        rg.EnvServer(CountingEnv, thread="main", overlap=True)
+    with pytest.raises(ConfigurationError, match="'any', 'own' or 'main'"):
+        rg.EnvServer(CountingEnv, thread="both")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="dedicated_thread=True is thread='own'"):
+        rg.EnvServer(CountingEnv, thread="any", dedicated_thread=True)
+    raised: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            rg.EnvServer(CountingEnv, thread="main")
+        except ConfigurationError as error:
+            raised.append(error)
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    maker.join(10)
+    assert "must be made on the main thread" in str(raised[0])
