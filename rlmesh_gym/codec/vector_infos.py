@@ -81,8 +81,10 @@ def vector_form(infos: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
             arrays[key] = column
         elif column is None and is_mask(infos, key):
             arrays[key] = np.ones(num_envs, dtype=np.bool_)  # No mask at all.
-        elif isinstance(value, np.ndarray):
-            arrays[key] = np.repeat(value[np.newaxis], num_envs, axis=0)
+        elif isinstance(value, np.ndarray) or (
+            isinstance(value, list) and column is None and key != FINAL_OBS
+        ):
+            arrays[key] = _for_all(value, num_envs)
         else:
             values = [value] * num_envs if column is None else list(column)
             array = None if key == FINAL_OBS else number_array(values)
@@ -91,6 +93,21 @@ def vector_form(infos: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
         if f"_{key}" not in infos and not is_mask(infos, key):
             arrays[f"_{key}"] = np.ones(num_envs, dtype=np.bool_)
     return arrays
+
+
+_COPIED_BYTES = 4 * 1024 * 1024
+
+
+def _for_all(value: Any, num_envs: int) -> NDArray[Any]:
+    """Return what speaks of all lanes once for each; large, as a read-only view of the one.
+
+    So n lanes and a list of n entries that a peer sent do not cost n times n.
+    """
+    array = number_array(value) if isinstance(value, list) else value
+    if array is None:
+        return object_array([value] * num_envs)
+    rows = np.broadcast_to(array, (num_envs, *array.shape))
+    return rows.copy() if rows.nbytes <= _COPIED_BYTES else rows
 
 
 _PLAIN_TYPES: dict[frozenset[type], type] = {

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import time
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from rlmesh_gym.codec import final_info, lane_info
+from rlmesh_gym.codec.vector_infos import vector_form
 
 
 def test_the_share_of_a_lane() -> None:
@@ -59,3 +63,31 @@ def test_final_infos_of_every_form() -> None:
     # An env's own dicts have whatever keys they have.
     nested = {"visits": {1: 2, "a": 3}, "_visits": np.array([True])}
     assert final_info(nested, 0, 1) == {"visits": {1: 2, "a": 3}}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("as_array", [True, False], ids=["array", "list"])
+def test_long_values_for_many_lanes_cost_what_came(as_array: bool) -> None:
+    lanes, size = 20_000, 20_001  # 3 GiB if each lane had its own.
+    value = np.arange(size) if as_array else list(range(size))
+    begun = time.monotonic()
+    tracemalloc.start()
+    try:
+        infos = vector_form({"long": value}, lanes)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert infos["long"].shape == (lanes, size)
+    assert infos["long"][-1, -1] == size - 1
+    assert infos["_long"].all()
+    assert peak < 4 * 1024 * 1024
+    assert time.monotonic() - begun < 5
+
+
+def test_short_values_for_all_lanes_are_each_lanes_own() -> None:
+    infos = vector_form({"array": np.arange(3), "list": [1, 2, 3], "odd": [1, "a", None]}, 2)
+    infos["array"][0] = 9
+    infos["list"][0] = 9
+    assert infos["array"][1].tolist() == [0, 1, 2]
+    assert infos["list"][1].tolist() == [1, 2, 3]
+    assert infos["odd"].tolist() == [[1, "a", None]] * 2
