@@ -11,6 +11,7 @@ import pytest
 
 import rlmesh_gym as rg
 from rlmesh_gym.errors import ConfigurationError
+from rlmesh_gym.rpc.host.link_serving import LinkHost
 from tests.fake_envs import CountingEnv
 
 
@@ -53,3 +54,24 @@ def test_a_unix_socket_is_its_users_own(make: Any, socket_dir: Path) -> None:
     path = socket_dir / "server.sock"
     with make(address=f"unix://{path}"):
         assert oct(os.stat(path).st_mode & 0o777) == oct(0o600)
+
+
+def test_a_unix_socket_is_private_from_its_first_moment(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    chmod = os.chmod
+
+    def looking(path: Any, mode: int, **options: Any) -> None:
+        seen.append(os.stat(path).st_mode & 0o077)
+        chmod(path, mode, **options)
+
+    monkeypatch.setattr(os, "chmod", looking)
+    before = os.umask(0o022)
+    try:
+        with env_server(address=f"unix://{socket_dir / 'server.sock'}"):
+            LinkHost(str(socket_dir / "link"), lambda *_: iter(()), None).stop(0.0)  # type: ignore[arg-type]
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+    assert seen == [0, 0]

@@ -26,6 +26,7 @@ from rlmesh_gym.rpc.client.link import (
 from rlmesh_gym.rpc.config import max_message_bytes
 from rlmesh_gym.rpc.handshake import ARRAYS
 from rlmesh_gym.rpc.host.callbacks import JoinPeer
+from rlmesh_gym.rpc.host.listening import private_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -101,8 +102,8 @@ class LinkHost:
         self._is_stopped = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._listener.bind(path)
-            os.chmod(path, 0o600)
+            with private_socket(path):
+                self._listener.bind(path)
             self._listener.listen()
         except OSError:
             self._listener.close()

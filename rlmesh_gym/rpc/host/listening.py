@@ -7,11 +7,14 @@ import errno
 import os
 import socket
 import stat
+import threading
 from typing import TYPE_CHECKING
 
 from rlmesh_gym.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rlmesh_gym.rpc.address import Address
 
 
@@ -21,6 +24,8 @@ _BAD_CERTIFICATE = (
     "files that belong together"
 )
 _PROBE_SECONDS = 1.0
+_UMASK_LOCK = threading.Lock()
+"""The umask is that of the whole process; two that change it must not restore each other's."""
 
 
 def claim(address: Address) -> None:
@@ -35,6 +40,21 @@ def claim(address: Address) -> None:
         reason = _why_not_bound(address) if address.port else ""
     if reason:
         raise _cannot_listen(address, reason)
+
+
+@contextlib.contextmanager
+def private_socket(path: str) -> Iterator[None]:
+    """Within this, bind a Unix socket at ``path``: at no moment may anybody else connect to it.
+
+    A file that another thread makes meanwhile is private to this user as well.
+    """
+    with _UMASK_LOCK:
+        before = os.umask(0o077)
+        try:
+            yield
+        finally:
+            os.umask(before)
+        os.chmod(path, 0o600)
 
 
 def explain_bind_failure(address: Address, *, uses_tls: bool) -> ConfigurationError:

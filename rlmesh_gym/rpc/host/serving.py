@@ -18,7 +18,7 @@ from rlmesh_gym.rpc.client.connection import message_options
 from rlmesh_gym.rpc.config import TLSConfig, resolve_token
 from rlmesh_gym.rpc.host.callbacks import JoinPeer, Refused
 from rlmesh_gym.rpc.host.link_serving import LinkHost
-from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure
+from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure, private_socket
 from rlmesh_gym.rpc.host.silence import Patience, SilenceWatch
 from rlmesh_gym.threads import GrowingExecutor
 
@@ -123,12 +123,12 @@ class GrpcHost:
         bind, credentials = self._bind, self._credentials
         cause = None
         try:
-            if credentials is None:
-                port = server.add_insecure_port(bind.target)
-            else:
-                port = server.add_secure_port(bind.target, credentials)
-            if bind.kind == "unix":
-                os.chmod(bind.path, 0o600)  # Before the server answers anybody.
+            is_unix = bind.kind == "unix"
+            with private_socket(bind.path) if is_unix else contextlib.nullcontext():
+                if credentials is None:
+                    port = server.add_insecure_port(bind.target)
+                else:
+                    port = server.add_secure_port(bind.target, credentials)
         except RuntimeError as error:
             port, cause = 0, error  # Older releases of gRPC return 0 instead.
         if port == 0:
