@@ -90,10 +90,14 @@ class LinkHost:
     """Accepts links at one socket path, each served by a daemon thread of its own.
 
     Listens at ``path``, which is made here (or an OSError says why not) and removed by
-    :meth:`stop`; serves each call with ``join``, whose errors with a ``status`` refuse.
+    :meth:`stop`; serves each call with ``join``, whose errors with a ``status`` refuse. Who
+    does not say the token within ``patience`` seconds (None: for ever) is sent away.
     """
 
-    def __init__(self, path: str, join: Join, token: bytes | None) -> None:
+    def __init__(
+        self, path: str, join: Join, token: bytes | None, patience: float | None = None
+    ) -> None:
+        self._patience = patience
         self._path = path
         self._join = join
         self._token = b"" if token is None else token
@@ -165,10 +169,13 @@ class LinkHost:
 
     def _converse(self, sock: socket.socket, stream: IO[bytes], peer: LinkPeer) -> str:
         """Serve a call; return its status and the status's text."""
+        sock.settimeout(self._patience)
         try:
             hello = read_frame(stream, _TOKEN_BYTES)
         except FrameSizeError:
             hello = None
+        finally:
+            sock.settimeout(None)
         if hello is None or hello[0] != TOKEN or not hmac.compare_digest(hello[1], self._token):
             return "UNAUTHENTICATED invalid env token"
         read = partial(read_frame, stream, max_message_bytes())

@@ -106,7 +106,7 @@ class GrpcHost:
 
         See :mod:`rlmesh_gym.rpc.client.link`. An OSError says that ``path`` cannot be bound.
         """
-        self._links.append(LinkHost(path, self._join_link, self._token))
+        self._links.append(LinkHost(path, self._join_link, self._token, self._patience.client))
 
     def stop(self, grace: float = 0.0) -> None:
         """Stop listening at once, give running calls ``grace`` seconds, then cut them off.
@@ -183,7 +183,8 @@ class GrpcHost:
             _abort(context, error)
 
     def _join_link(self, requests: Iterator[bytes], peer: JoinPeer) -> Generator[bytes, None, None]:
-        for response in self._service.join(_readable(map(self._parser(), requests)), peer):
+        readable = _readable(map(self._parser(), requests))
+        for response in self._watch.answers(self._service.join, readable, peer):
             yield _serialize(response)
 
     def _parser(self) -> Callable[[bytes], Any]:

@@ -23,6 +23,7 @@ from rlmesh_gym.errors import (
 )
 from rlmesh_gym.rpc import EnvServiceCallbacks, EnvSession, GrpcHost, Refused
 from rlmesh_gym.rpc.client.link import MESSAGE, TOKEN, LinkCall, send_frame
+from rlmesh_gym.rpc.host.silence import Patience
 from rlmesh_gym.rpc.status import error_from_status
 from tests.rpc.raw_endpoints import ACTION, env_answer, env_handshake, env_join, env_shutdown
 
@@ -191,3 +192,22 @@ def test_a_client_that_vanishes_is_noticed(tmp_path: Path) -> None:
         sock.close()
         assert gone.wait(WAIT)
         assert not peers[0].is_active()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("says_the_token", [False, True])
+def test_who_says_nothing_on_a_link_is_sent_away(tmp_path: Path, says_the_token: bool) -> None:
+    callbacks = EnvServiceCallbacks(env_handshake, env_join, env_shutdown)
+    host = GrpcHost(callbacks, patience=Patience(client=0.2))
+    host.start()
+    host.open_link(str(tmp_path / "link"))
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+            silent.settimeout(WAIT)
+            silent.connect(str(tmp_path / "link"))
+            if says_the_token:
+                send_frame(silent, TOKEN, b"")
+            said = b"".join(iter(lambda: silent.recv(1024), b""))
+        assert (b"UNAUTHENTICATED" in said) is not says_the_token
+    finally:
+        host.stop()
