@@ -178,3 +178,26 @@ def test_timeouts_that_cannot_work(name: str, value: Any) -> None:
         rg.EnvServer(CountingEnv(), **options)
     with pytest.raises(ConfigurationError, match=name):
         rg.ModelServer(lambda observation: observation, **options)
+
+
+@pytest.mark.timeout(60)
+def test_streams_without_a_token_keep_nobody_out() -> None:
+    over = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        over.wait(WAIT)
+        yield from ()
+
+    with rg.EnvServer(CountingEnv(50), token="t") as server:
+        target = server.address.removeprefix("tcp://")
+        with grpc.insecure_channel(target) as channel:
+            join: Any = channel.stream_stream("/rlmesh.env.v1.EnvService/Join")
+            calls = [join(nothing()) for _ in range(50)]
+            try:
+                codes = {call.code() for call in calls}  # Waits until each is refused.
+                assert codes == {grpc.StatusCode.UNAUTHENTICATED}
+                with rg.RemoteEnv(server.address, token="t") as env:
+                    env.reset()
+                    env.step(0)
+            finally:
+                over.set()
