@@ -125,7 +125,7 @@ class Endpoint:
         self.last: LastObservation = LastObservation(codec, self.num_envs)
         self.is_lost: bool = False
         self.is_loss_told = True
-        self.num_steps = 0
+        self.num_steps: int = 0
         self.over: list[int] = []
         self.undelivered: Undelivered | None = None
         self.is_shown: bool = True

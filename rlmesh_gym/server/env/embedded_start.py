@@ -77,10 +77,15 @@ def main() -> int:
     return embedded.main(watcher)
 
 
+def leave_in_time() -> None:
+    """Have the process end soon, if it came as far as to import the server."""
+    server = sys.modules.get("rlmesh_gym.server.env.embedded")
+    if server is not None:
+        server.leave_in_time()
+
+
 if __name__ == "__main__":
     try:
         sys.exit(main())
     finally:
-        server = sys.modules.get("rlmesh_gym.server.env.embedded")
-        if server is not None:
-            server.leave_in_time()
+        leave_in_time()
