@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,40 @@ def handle_signals(handlers: Mapping[int, Handler], *, wakeup: int | None = None
             afterwards.callback(signal.signal, number, previous)
             _set.append(entry)
             afterwards.callback(_set.remove, entry)
+        yield
+
+
+@contextmanager
+def hear_signals(handlers: Mapping[int, Handler], tell: Callable[[int], object]) -> Iterator[None]:
+    """Handle these signals within the block, and ``tell`` of each at once, on another thread.
+
+    A signal that arrives just before the main thread begins to wait for a lock would be noticed
+    only when that wait is over. So a thread hears of signals through the interpreter's wakeup
+    descriptor, which is written to at the moment of their arrival.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hear, speak = socket.socketpair()
+    speak.setblocking(False)
+
+    def listen() -> None:
+        with hear:
+            while arrived := hear.recv(1):  # Nothing, once the other end is closed.
+                if arrived[0] in handlers:
+                    tell(arrived[0])
+
+    listener = threading.Thread(target=listen, name="rlmesh_gym-signals", daemon=True)
+
+    def stop_listening() -> None:
+        speak.close()
+        listener.join()
+
+    # A second signal may be raised in the middle of what follows, by who handles them outside.
+    with ExitStack() as afterwards:
+        listener.start()
+        afterwards.callback(stop_listening)
+        afterwards.enter_context(handle_signals(handlers, wakeup=speak.fileno()))
         yield
 
 

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rlmesh_gym.errors import ClosedError
-from rlmesh_gym.signals import handle_signals
+from rlmesh_gym.signals import hear_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -222,8 +222,7 @@ class LentThread(DedicatedThread):
         """
         arrived: list[int] = []
 
-        def note(number: int, frame: object) -> None:
-            del frame
+        def note(number: int) -> None:
             arrived.append(number)
             self._tasks.put(_nothing)  # To be looked at between two tasks.
 
@@ -232,7 +231,7 @@ class LentThread(DedicatedThread):
             for number in (signal.SIGINT, signal.SIGTERM)
             if callable(before := signal.getsignal(number))
         }
-        with handle_signals(dict.fromkeys(handlers, note)):
+        with hear_signals(dict.fromkeys(handlers, _wait), note):
             while not self._is_over and (task := self._tasks.get()) is not None:
                 _run_logged(task)
                 del task
@@ -246,6 +245,10 @@ class LentThread(DedicatedThread):
 
 def _nothing() -> None:
     pass
+
+
+def _wait(number: int, frame: object) -> None:
+    del number, frame
 
 
 class Ordered(Protocol):

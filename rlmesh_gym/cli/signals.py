@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.output import show
 from rlmesh_gym.server import EnvServer
-from rlmesh_gym.signals import handle_signals
+from rlmesh_gym.signals import handle_signals, hear_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,23 +86,11 @@ def interrupt_cancels(
     """Let the first Ctrl-C or SIGTERM cancel the block, and the second one interrupt it at once.
 
     With ``second_interrupts=False`` nothing is raised: for a block that the first one ends.
-
-    A signal that arrives just before the main thread begins to wait for a lock would be noticed
-    only when that wait is over. So a thread hears of signals through the interpreter's wakeup
-    descriptor, which is written to at the moment of their arrival.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Signals can be set in the main thread only.
         return
-    hear, tell = socket.socketpair()
-    tell.setblocking(False)
     handled = 0
-
-    def listen() -> None:
-        with hear:
-            while arrived := hear.recv(1):  # Nothing, once the other end is closed.
-                if arrived[0] in numbers:
-                    cancel("interrupted")
 
     def interrupt(number: int, frame: object) -> None:
         nonlocal handled
@@ -112,19 +99,7 @@ def interrupt_cancels(
             signal.default_int_handler(number, frame)  # type: ignore[arg-type]
 
     numbers = _not_ignored(signal.SIGINT, signal.SIGTERM)
-    listener = threading.Thread(target=listen, name="rlmesh_gym-signals", daemon=True)
-
-    def stop_listening() -> None:
-        tell.close()
-        listener.join()
-
-    # A second signal may be raised in the middle of what follows, by who handles them outside.
-    with ExitStack() as afterwards:
-        listener.start()
-        afterwards.callback(stop_listening)
-        afterwards.enter_context(
-            handle_signals(dict.fromkeys(numbers, interrupt), wakeup=tell.fileno())
-        )
+    with hear_signals(dict.fromkeys(numbers, interrupt), lambda _: cancel("interrupted")):
         yield
 
 
