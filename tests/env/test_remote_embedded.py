@@ -124,9 +124,9 @@ def test_what_the_child_cannot_serve(arguments: dict[str, Any], match: str) -> N
 
 
 def test_a_child_that_dies_at_once_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = EmbeddedServer({"env_id": "CartPole-v1"}, ConnectionOptions())
     monkeypatch.setattr(sys, "path", ["/nowhere"])
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    server = EmbeddedServer({"env_id": "CartPole-v1"}, ConnectionOptions())
     with pytest.raises(UnavailableError, match="embedded CartPole-v1: the child process ended"):
         server.open()
     server.close(1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import threading
 import time
@@ -24,6 +25,10 @@ class _Stream(Protocol):
     def give_up(self, pending: Pending[Any], error: Error) -> bool: ...
 
     def note_overdue(self, pending: Pending[Any]) -> None: ...
+
+
+_SLICE = 1.0
+"""Seconds of one wait: a signal that arrives just before it is noticed when it is over."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -102,9 +107,11 @@ class Pending(Generic[M]):
             raise ForkedError(
                 f"{self.operation}: the answer belongs to the parent process; connect anew here"
             )
-        limit = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
+        limit = math.inf if timeout is None else max(timeout, 0.0)
         try:
-            is_done = self._gate.acquire(timeout=limit)
+            is_done = self._gate.acquire(timeout=min(limit, _SLICE))
+            if not is_done and limit > _SLICE:
+                is_done = self._wait_on(time.monotonic() + limit - _SLICE)
         except BaseException:  # A signal's.
             self._stream.note_overdue(self)
             raise
@@ -118,6 +125,12 @@ class Pending(Generic[M]):
             endpoint=self.endpoint,
             operation=self.operation,
         )
+
+    def _wait_on(self, deadline: float) -> bool:
+        is_done = False
+        while not is_done and (left := deadline - time.monotonic()) > 0:
+            is_done = self._gate.acquire(timeout=min(left, _SLICE))
+        return is_done
 
     def complete(self, response: Any, size: int) -> None:
         """Take the answer in; for the stream, which calls it or :meth:`fail` once."""
