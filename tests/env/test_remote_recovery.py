@@ -625,3 +625,20 @@ def test_a_reset_lost_within_a_step_keeps_what_the_step_gave(
         assert infos["final_info"]["interrupted"].tolist() == [False, True]
         assert observations[:, 0].tolist() == [0.0, 0.0]
         assert [(one.length, one.interrupted) for one in envs.episodes] == [(2, False), (2, True)]
+
+
+def test_a_reset_that_was_never_sent_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(monkeypatch, AutoresetMode.NEXT_STEP)
+    with pair.envs as envs:
+        envs.reset()
+        pair.session.fail_next = LOSSES[0]
+        with pytest.raises(UnavailableError):
+            envs.step([2] * 4)
+        pair.shaky.refusals = 10**6
+        with pytest.raises(UnavailableError):
+            envs.reset()  # Where the second endpoint stays away, the first one is not sent to.
+        pair.shaky.refusals = 0
+        envs.reset(options={"reset_mask": np.array([False, False, True, True])})
+        observations, rewards, *_ = envs.step([4] * 4)
+        assert observations[:2, 0].tolist() == [1.0, 101.0]
+        assert rewards.tolist() == [2.0, 2.0, 4.0, 4.0]

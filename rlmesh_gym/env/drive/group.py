@@ -232,8 +232,6 @@ class EndpointGroup:
                     endpoint, exchange, indices=indices, seeds=own_seeds, options=options
                 )
             )
-        for run in call.runs:
-            run.endpoint.undelivered = None
         self._begin(call)
 
     # Frames
@@ -270,6 +268,8 @@ class EndpointGroup:
             was_lost = run.endpoint.is_lost
             run.go_on()
             error = run.error
+            if error is None and call.name == "reset":
+                run.endpoint.undelivered = None  # Its lanes begin anew.
             if error is not None and (was_lost or not isinstance(error, RemoteError)):
                 # The next call takes in what was sent before.
                 call.runs = [one for one in runs[:place] if one.error is None]
