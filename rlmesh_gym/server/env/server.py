@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from rlmesh_gym._proto.env.v1 import service_pb2
@@ -301,6 +302,8 @@ class EnvServer(Server):
                 )
                 yield from stream.answers(requests)
             finally:
-                self._in_turn(lambda: self._source.give_back(env))
+                # The others' may be closed by now, and its thread ended: their lease is over.
+                if self._source.is_per_session:
+                    self._in_turn(partial(self._source.give_back, env))
         finally:
             lease.end(release=True)

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EnvSource:
-    """Gives each session its environment, or one of its own (``per_session``), and takes it back.
+    """Gives each session its environment, or one of its own (``per_session``) and takes it back.
 
     Options and errors are those of :class:`~rlmesh_gym.server.EnvServer`.
     """
@@ -124,9 +124,8 @@ class EnvSource:
         return served
 
     def give_back(self, served: ServedEnv) -> None:
-        """Take back what :meth:`take` gave; a session's own environment is closed."""
-        if self.is_per_session:
-            _close(served)
+        """Close a session's own environment, which :meth:`take` gave."""
+        _close(served)
 
     def close(self) -> None:
         """Close what no session has; may be called again."""

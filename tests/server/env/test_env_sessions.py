@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import grpc
 import pytest
@@ -20,7 +20,7 @@ from tests.env_wire import RawClient, pb, raw_client, serving_raw
 from tests.fake_envs import AllSpacesEnv, BlockingEnv, CountingEnv, counting_vector
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Callable
 
 
 def refused(client: RawClient) -> Any:
@@ -95,6 +95,43 @@ def test_an_env_is_closed_once_when_the_server_stops() -> None:
         join.close()
         assert env.close_calls == 0
     assert env.close_calls == 1
+
+
+class GonePeer:
+    """A client of whose end the server hears before its stream of answers does."""
+
+    name = "unix:"
+    capabilities: frozenset[str] = frozenset()
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        self.leave = callback
+
+    def is_active(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("max_sessions", [1, 2])
+@pytest.mark.parametrize("thread", ["any", "own"])
+def test_a_stream_may_outlive_its_server(
+    thread: Literal["any", "own"], max_sessions: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    built: list[CountingEnv] = []
+
+    def build() -> CountingEnv:
+        built.append(CountingEnv())
+        return built[-1]
+
+    server = EnvServer(build, thread=thread, max_sessions=max_sessions, close_timeout=0)
+    server.start()
+    peer: Any = GonePeer()
+    answers: Any = server._join(iter([pb.JoinRequest(reset=pb.ResetRequest())]), peer)
+    assert next(answers).HasField("reset")
+    peer.leave()
+    server.stop()
+    assert [env.close_calls for env in built] == [int(max_sessions == 1)]
+    answers.close()
+    assert [env.close_calls for env in built] == [1]
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_every_kind_is_closed() -> None:
