@@ -37,6 +37,8 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium.error
 
+from rlmesh_gym.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -108,6 +110,15 @@ class CodecError(Error, ValueError):
         self.path = path
 
 
+UNREADABLE = (CodecError, MemoryError)
+"""What reading a peer's message may raise: it is malformed, or takes more than there is."""
+
+
+def why_unreadable(error: Exception) -> str:
+    """Say so in words; Python's own MemoryError has none."""
+    return str(error) or "there is not enough memory for it"
+
+
 class UnsupportedSpaceError(CodecError, TypeError):
     """The space, or its dtype, is not supported by the protocol."""
 
@@ -175,7 +186,8 @@ class RemoteError(Error):
     """
 
     def __init__(self, message: str, *, endpoint: str = "", operation: str = "") -> None:
-        super().__init__(f"{endpoint}: {message}" if endpoint else message)
+        # Much of the text may be the peer's, and errors are mostly read in a terminal.
+        super().__init__(printable(f"{endpoint}: {message}" if endpoint else message))
         self.endpoint = endpoint
         self.operation = operation
 

@@ -17,29 +17,36 @@ from rlmesh_gym.codec.spaces.cast import object_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
 
 _GYMNASIUMS: Any = VectorEnv._add_info  # noqa: SLF001 - the rules are nowhere else
 
+_NONE: frozenset[int] = frozenset()
+
 _MISFITS = (TypeError, ValueError, OverflowError, AttributeError, IndexError)
 """What adding a value to an array of another kind raises."""
 
 
-def join_infos(rows: Iterable[tuple[int, Mapping[str, Any]]], num_envs: int) -> dict[str, Any]:
+def join_infos(
+    rows: Iterable[tuple[int, Mapping[str, Any]]], num_envs: int, shared: AbstractSet[int] = _NONE
+) -> dict[str, Any]:
     """Join lanes' infos.
 
     Args:
         rows: ``(lane, info)`` in lane order; a lane may come several times.
         num_envs: Number of lanes.
+        shared: The ``id`` of arrays that many lanes share; they become objects, not a row each.
 
     Returns:
         Arrays of length ``num_envs`` beside ``_key`` masks, nested dicts likewise.
     """
     infos: dict[str, Any] = {}
+    width = _Width(num_envs, shared)
     for lane, info in rows:
-        add_info(infos, info, lane, num_envs)
+        width.add(infos, info, lane)
     return infos
 
 
@@ -107,7 +114,12 @@ def _for_all(value: Any, num_envs: int) -> NDArray[Any]:
     if array is None:
         return object_array([value] * num_envs)
     rows = np.broadcast_to(array, (num_envs, *array.shape))
-    return rows.copy() if rows.nbytes <= _COPIED_BYTES else rows
+    return rows if is_large(array, num_envs) else rows.copy()
+
+
+def is_large(array: NDArray[Any], num_envs: int) -> bool:
+    """Return whether an array is too large for each of several lanes to have one of its own."""
+    return num_envs > 1 and array.nbytes * num_envs > _COPIED_BYTES
 
 
 _PLAIN_TYPES: dict[frozenset[type], type] = {
@@ -141,13 +153,15 @@ def number_array(values: list[Any]) -> NDArray[Any] | None:
 class _Width:
     """Stands where ``VectorEnv._add_info`` asks a vector env for its width, and mends misfits."""
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, shared: AbstractSet[int] = _NONE) -> None:
         self.num_envs = num_envs
+        self._shared = shared
 
     def add(self, infos: Any, info: Mapping[str, Any], lane: int) -> dict[str, Any]:
         if not isinstance(infos, dict):
             raise TypeError("a dict beside something else")  # For the level above to settle.
-        if not _mixes_dicts(infos, info):
+        is_shared = self._shared and any(id(value) in self._shared for value in info.values())
+        if not is_shared and not _mixes_dicts(infos, info):
             try:
                 return cast("dict[str, Any]", _GYMNASIUMS(self, infos, info, lane))
             except _MISFITS:

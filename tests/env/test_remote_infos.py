@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +16,13 @@ from rlmesh_gym.codec import SpaceCodec, add_info, encode_meta_map, join_infos
 from rlmesh_gym.codec.lane_infos import decode_final_obs
 from rlmesh_gym.env import ConformanceWarning, RemoteVectorEnv
 from rlmesh_gym.env.drive.endpoint import StepReply
-from rlmesh_gym.env.reading.infos import BatchedInfos, ConformanceLog, LaneInfos, read_infos
+from rlmesh_gym.env.reading.infos import (
+    BatchedInfos,
+    ConformanceLog,
+    LaneInfos,
+    read_infos,
+    vector_infos,
+)
 from rlmesh_gym.errors import CodecError
 from rlmesh_gym.server import EnvServer
 from tests.env.comparison import equal
@@ -158,6 +166,52 @@ def test_values_that_are_not_per_lane() -> None:
 SPACE = gym.spaces.Dict({"z": gym.spaces.Box(0, 1, (2,), np.float32), "a": gym.spaces.Text(5)})
 
 
+LANES, LENGTH = 2000, 20_001
+"""Each lane with a copy of its own, a list of so many numbers would take 320 MB."""
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_what_speaks_of_all_lanes_costs_little_lane_by_lane(typed: bool) -> None:
+    long = np.arange(LENGTH) if typed else list(range(LENGTH))
+    infos = BatchedInfos({"long": long, "deep": {"long": long}, "t": 4}, LANES, typed=typed)
+    spans = [SimpleNamespace(start=start, num_envs=LANES) for start in (0, LANES)]
+    tracemalloc.start()
+    try:
+        rows = [infos.row(lane) for lane in range(LANES)]
+        joined = vector_infos([(spans[0], infos), (spans[1], infos)], 2 * LANES)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * 2**20
+    assert rows[3]["t"] == 4
+    for value in (rows[3]["long"], rows[LANES - 1]["deep"]["long"], joined["long"][2 * LANES - 1]):
+        np.testing.assert_array_equal(value, np.arange(LENGTH))
+        assert not value.flags.writeable
+    assert joined["_long"].all()
+    assert joined["t"].tolist() == [4] * 2 * LANES
+
+
+def test_short_values_for_all_lanes_are_each_rows_own() -> None:
+    infos = BatchedInfos({"array": np.arange(3)}, 2, typed=True)
+    infos.row(0)["array"][0] = 9
+    assert infos.row(1)["array"].tolist() == [0, 1, 2]
+    whole = BatchedInfos({"array": np.zeros(2**23, np.uint8)}, 1, typed=True)
+    whole.row(0)["array"][0] = 1  # One lane shares with nobody.
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_no_more_keys_for_all_lanes_than_there_is_room_for(
+    deep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {str(key): key for key in range(5000)}
+    if deep:
+        told = {str(part): {str(key): key for key in range(100)} for part in range(50)}
+    with pytest.raises(CodecError, match=r"50\d0 keys for each of 4096 lanes, at most 256 are"):
+        BatchedInfos(told, 4096).row(0)
+    monkeypatch.setenv("RLMESH_GYM_MAX_SPACE_BYTES", str(2**31))
+    assert len(BatchedInfos(told, 4096).row(7)) == len(told)
+
+
 def test_terminal_observations() -> None:
     codec = SpaceCodec(SPACE)
     sample = {"z": np.array([0.25, 0.5], np.float32), "a": "hey"}
@@ -221,8 +275,8 @@ def test_conformance_notes_become_warnings_once() -> None:
         warnings.simplefilter("error")
         infos = read({"x": [1, 2], **wire}, 2, per_lane=False, conformance=log)
         assert "rlmesh.conformance.warning" not in infos.arrays()
-    with pytest.warns(ConformanceWarning, match="odd"):
-        read({"rlmesh.conformance.warning": "odd"}, 1, per_lane=True, conformance=log)
+    with pytest.warns(ConformanceWarning, match="od\ufffdd"):
+        read({"rlmesh.conformance.warning": "od\x1bd"}, 1, per_lane=True, conformance=log)
 
 
 def normalised(infos: Any) -> Any:

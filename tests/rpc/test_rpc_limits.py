@@ -87,8 +87,9 @@ def said(process: subprocess.Popen[str]) -> str:
         (grpc.Compression.Gzip, 200 * MIB, "secret", grpc.StatusCode.UNIMPLEMENTED),
         (grpc.Compression.Gzip, 200 * MIB, "", grpc.StatusCode.UNIMPLEMENTED),
         (grpc.Compression.NoCompression, 200 * MIB, "secret", grpc.StatusCode.UNAUTHENTICATED),
+        (grpc.Compression.NoCompression, 17 * MIB, "", grpc.StatusCode.RESOURCE_EXHAUSTED),
     ],
-    ids=["compressed", "compressed, no token asked for", "large"],
+    ids=["compressed", "compressed, no token asked for", "large", "large, no token asked for"],
 )
 def test_a_server_does_not_unfold_or_read_what_nobody_may_send(
     method: str, compression: Any, size: int, token: str, code: grpc.StatusCode

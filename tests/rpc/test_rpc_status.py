@@ -72,3 +72,12 @@ def test_errors_survive_pickling() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is errors.DeadlineError
     assert (str(copy), copy.endpoint, copy.operation) == (str(error), "e", "step")
+
+
+def test_the_text_of_a_peer_does_not_act_on_a_terminal() -> None:
+    text = "no\x1b[2J room\n\tfor you\u202e"
+    error = error_from_status(
+        grpc.StatusCode.UNAVAILABLE, text, endpoint="tcp://h:1", operation="step", kind="env"
+    )
+    assert "no\ufffd[2J room\n\tfor you\ufffd" in str(error)
+    assert str(errors.EnvError("\x07bell", endpoint="h")) == "h: \ufffdbell"

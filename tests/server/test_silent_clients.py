@@ -16,6 +16,7 @@ import pytest
 import rlmesh_gym as rg
 from rlmesh_gym.errors import ConfigurationError, RemoteError, ResetNeededError
 from rlmesh_gym.rpc import EnvSession
+from tests.env_wire import raw_client
 from tests.fake_envs import CountingEnv
 
 if TYPE_CHECKING:
@@ -67,11 +68,21 @@ class ClosingEnv(CountingEnv):
         self.closed.set()
 
 
+class LoudEnv(ClosingEnv):
+    """Has a megabyte to say about each step."""
+
+    def step(self, action: Any) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "loud": bytes(2**20)}
+
+
 @contextmanager
-def served(**options: Any) -> Iterator[tuple[str, threading.Event]]:
+def served(
+    kind: type[ClosingEnv] = ClosingEnv, **options: Any
+) -> Iterator[tuple[str, threading.Event]]:
     """An env for each session, which is closed when the session is over."""
     closed = threading.Event()
-    with rg.EnvServer(lambda: ClosingEnv(closed), max_sessions=2, **options) as server:
+    with rg.EnvServer(lambda: kind(closed), max_sessions=2, **options) as server:
         closed.clear()
         yield server.address, closed
 
@@ -168,6 +179,23 @@ def test_a_session_without_further_requests_is_ended_where_that_is_asked_for() -
     with rg.EnvServer(CountingEnv()) as server, rg.RemoteEnv(server.address) as env:
         env.reset()
         env.step(0)
+
+
+def test_a_session_whose_answers_nobody_reads_is_ended_where_that_is_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        served(LoudEnv, session_timeout=0.5) as (where, closed),
+        raw_client(where) as client,
+    ):
+        steps = [client.step_request([1]) for _ in range(100)]  # More than flow control lets by.
+        call = client.join(iter([client.reset_request(), *steps]))
+        next(call)
+        assert closed.wait(WAIT)
+        with pytest.raises(grpc.RpcError) as raised:
+            list(call)
+        assert raised.value.code() is grpc.StatusCode.CANCELLED
+    assert "it reads no answer for 0.5 s" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["client_timeout", "session_timeout"])

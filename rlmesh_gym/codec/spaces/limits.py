@@ -15,7 +15,7 @@ MAX_SPACE_MEMBERS = 4096
 FRAME_VARIABLE = "RLMESH_GYM_MAX_FRAME_PIXELS"
 _FRAME_PIXELS = 4096 * 2160
 
-_SPACE_VARIABLE = "RLMESH_GYM_MAX_SPACE_BYTES"
+SPACE_VARIABLE = "RLMESH_GYM_MAX_SPACE_BYTES"
 _SPACE_BYTES = 48 * 1024 * 1024
 
 
@@ -28,10 +28,10 @@ def max_space_bytes() -> int:
     Raises:
         ConfigurationError: The variable is no whole number of at least 1.
     """
-    text = os.environ.get(_SPACE_VARIABLE, "").strip()
+    text = os.environ.get(SPACE_VARIABLE, "").strip()
     if not text:
         return _SPACE_BYTES
-    return whole_bytes(_SPACE_VARIABLE, text)
+    return whole_bytes(SPACE_VARIABLE, text)
 
 
 def max_frame_pixels() -> int:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from rlmesh_gym.env.reading.infos import InfoRows
 from rlmesh_gym.errors import (
+    UNREADABLE,
     CodecError,
     DeadlineError,
     EnvError,
     Error,
     ProtocolError,
     RemoteError,
+    why_unreadable,
 )
 from rlmesh_gym.lanes import any_true
 from rlmesh_gym.rpc import AnyPending
@@ -118,14 +120,17 @@ class ActiveExchange:
         except StopIteration as stop:
             self.infos = stop.value
             self.is_done = True
-        except CodecError as error:
-            self.error = error if message is None else self._unreadable(error)
+        except UNREADABLE as error:
+            if message is None and isinstance(error, CodecError):
+                self.error = error
+            else:
+                self.error = self._unreadable(error)
         except Error as error:
             self.error = error
         self.is_torn = False
 
-    def _unreadable(self, error: CodecError) -> ProtocolError:
-        message = f"the answer cannot be read: {error}"
+    def _unreadable(self, error: Exception) -> ProtocolError:
+        message = f"the answer cannot be read: {why_unreadable(error)}"
         wrapped = ProtocolError(message, endpoint=self.endpoint.address)
         wrapped.__cause__ = error
         return wrapped

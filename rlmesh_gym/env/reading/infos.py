@@ -16,13 +16,19 @@ from rlmesh_gym.codec.lane_infos import (
     CONFORMANCE_KEY,
     FINAL_INFO,
     FINAL_OBS,
+    column_of,
     decode_final_obs,
+    is_mask,
     plain_scalar,
 )
-from rlmesh_gym.codec.vector_infos import number_array, vector_form
+from rlmesh_gym.codec.spaces.limits import SPACE_VARIABLE, max_space_bytes
+from rlmesh_gym.codec.vector_infos import is_large, number_array, vector_form
+from rlmesh_gym.errors import CodecError
+from rlmesh_gym.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from rlmesh_gym._proto.spaces.v1 import meta_pb2
     from rlmesh_gym.codec import SpaceCodec
@@ -56,7 +62,7 @@ class ConformanceLog:
         if (kind, path) not in self._seen:
             self._seen.add((kind, path))
             detail = fields.get("detail", "out of its range")
-            message = f"{self._endpoint}: {kind} at {path}: {detail}"
+            message = printable(f"{self._endpoint}: {kind} at {path}: {detail}")
             warnings.warn(message, ConformanceWarning, stacklevel=2)
 
 
@@ -75,17 +81,68 @@ class LaneInfos:
         return _as_given(self._rows[index], typed=self._typed)
 
 
+_KEY_BYTES = 64
+_FREE_KEYS = 256
+"""What a key takes in a dict, about, and how many each lane may have in any case."""
+
+
 class BatchedInfos:
-    """Gymnasium's batched dict, decoded and owned: ``num_rows`` values per key beside a mask."""
+    """Gymnasium's batched dict, decoded and owned: ``num_rows`` values per key beside a mask.
+
+    What speaks of all rows at once goes to each of them, so that a small message could take very
+    much: large arrays are the same read-only one for all rows, and the keys are bounded.
+    """
 
     def __init__(self, infos: dict[str, Any], num_rows: int, *, typed: bool = False) -> None:
         self._infos = infos
         self._num_rows = num_rows
         self._typed = typed
+        self._by_rows: dict[str, Any] | None = None
+        self._shared: set[int] = set()
+        self._num_keys = 0  # That each row gets, whatever masks say.
+
+    @property
+    def shared(self) -> AbstractSet[int]:
+        """The ``id`` of each array that is the same one for all rows."""
+        self._prepare()
+        return self._shared
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return the share of one row, the keys whose mask names it; fresh at every call."""
-        return _as_given(lane_info(self._infos, index, self._num_rows), typed=self._typed)
+        """Return the share of one row, the keys whose mask names it; fresh, see the class.
+
+        Raises:
+            CodecError: For all rows together it would take more than ``max_space_bytes()``.
+        """
+        info = lane_info(self._prepare(), index, self._num_rows)
+        return _as_given(info, typed=self._typed, shared=self._shared)
+
+    def _prepare(self) -> dict[str, Any]:
+        if self._by_rows is None:
+            by_rows = self._with_shared(self._infos)
+            most = max(_FREE_KEYS, max_space_bytes() // (_KEY_BYTES * self._num_rows))
+            if self._num_keys > most:
+                raise CodecError(
+                    f"infos: {self._num_keys} keys for each of {self._num_rows} lanes, at most "
+                    f"{most} are expected; set {SPACE_VARIABLE} to take more"
+                )
+            self._by_rows = by_rows
+        return self._by_rows
+
+    def _with_shared(self, infos: dict[str, Any]) -> dict[str, Any]:
+        by_rows = dict(infos)
+        for key, value in infos.items():
+            if isinstance(value, dict):
+                self._num_keys += 1
+                by_rows[key] = self._with_shared(value)
+            elif column_of(value, self._num_rows) is None and not is_mask(infos, key):
+                self._num_keys += 1
+                is_plain = isinstance(value, list) and not self._typed
+                array = number_array(value) if is_plain else value
+                if isinstance(array, np.ndarray) and is_large(array, self._num_rows):
+                    by_rows[key] = shared = array.view()
+                    shared.flags.writeable = False
+                    self._shared.add(id(shared))
+        return by_rows
 
     def arrays(self) -> dict[str, Any]:
         """Return the whole in Gymnasium's vector form; for one caller, whose arrays they are."""
@@ -171,21 +228,24 @@ def vector_infos(parts: Sequence[tuple[LaneSpan, InfoRows]], num_envs: int) -> d
     first = parts[0][1] if parts else None
     if len(parts) == 1 and isinstance(first, BatchedInfos) and parts[0][0].num_envs == num_envs:
         return first.arrays()
-    return join_infos(lane_rows(parts), num_envs)
+    shared = {one for _, infos in parts if isinstance(infos, BatchedInfos) for one in infos.shared}
+    return join_infos(lane_rows(parts), num_envs, shared)
 
 
-def _as_given(info: dict[str, Any], *, typed: bool) -> dict[str, Any]:
+def _as_given(
+    info: dict[str, Any], *, typed: bool, shared: AbstractSet[int] = frozenset()
+) -> dict[str, Any]:
     return {
-        key: value if key == FINAL_OBS else _value(value, typed=typed)
+        key: value if key == FINAL_OBS else _value(value, typed=typed, shared=shared)
         for key, value in info.items()
     }
 
 
-def _value(value: Any, *, typed: bool) -> Any:
+def _value(value: Any, *, typed: bool, shared: AbstractSet[int]) -> Any:
     if isinstance(value, dict):
-        return {key: _value(item, typed=typed) for key, item in value.items()}
+        return {key: _value(item, typed=typed, shared=shared) for key, item in value.items()}
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return value if id(value) in shared else value.copy()
     if isinstance(value, list) and not typed:
         array = number_array(value)
         return value if array is None else array

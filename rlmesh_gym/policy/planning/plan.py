@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlmesh_gym.codec import LeavesValue
-from rlmesh_gym.errors import CodecError, DeadlineError, ModelError, RemoteError
+from rlmesh_gym.errors import (
+    UNREADABLE,
+    CodecError,
+    DeadlineError,
+    ModelError,
+    RemoteError,
+    why_unreadable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,9 +89,9 @@ class AnswerReader:
         try:
             self._on_answer(pending, response)
             frames = self._frames(response.actions, len(episode_ids))
-        except CodecError as error:
+        except UNREADABLE as error:
             invalid = ModelError(
-                f"predict: the answer is not valid: {error}",
+                f"predict: the answer is not valid: {why_unreadable(error)}",
                 endpoint=pending.endpoint,
                 operation="predict",
                 code="INVALID_RESPONSE",

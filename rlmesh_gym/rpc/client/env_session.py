@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlmesh_gym._proto.env.v1 import interaction_pb2, service_pb2
 from rlmesh_gym.codec import decode_contract, encode_meta_map
-from rlmesh_gym.errors import CodecError, ProtocolError, ResetNeededError, SessionRefusedError
+from rlmesh_gym.errors import (
+    UNREADABLE,
+    ProtocolError,
+    ResetNeededError,
+    SessionRefusedError,
+    why_unreadable,
+)
 from rlmesh_gym.rpc.client.connection import Connection
 from rlmesh_gym.rpc.client.session import Session
 from rlmesh_gym.rpc.handshake import (
@@ -59,8 +65,8 @@ class EnvSession(Session):
             raise ProtocolError(text, endpoint=self.endpoint, operation="handshake")
         try:
             self.contract: EnvContract = decode_contract(response.env_contract)
-        except CodecError as error:
-            text = f"the contract cannot be read: {error}"
+        except UNREADABLE as error:
+            text = f"the contract cannot be read: {why_unreadable(error)}"
             raise ProtocolError(text, endpoint=self.endpoint, operation="handshake") from error
 
     @classmethod

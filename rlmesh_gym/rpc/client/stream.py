@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError, EncodeError
 
-from rlmesh_gym.errors import ClosedError, CodecError, Error, ProtocolError, UnavailableError
+from rlmesh_gym.errors import (
+    ClosedError,
+    CodecError,
+    Error,
+    ProtocolError,
+    UnavailableError,
+    why_unreadable,
+)
 from rlmesh_gym.rpc.client.link import LinkCall
 from rlmesh_gym.rpc.client.pending import Pending
 from rlmesh_gym.rpc.status import error_from_status, premature_end
@@ -190,8 +197,8 @@ class JoinStream:
         # logged by gRPC, so everything is turned into the failure of a request.
         try:
             response = self._service.parse(data)
-        except DecodeError as error:
-            text = f"an answer cannot be read ({error}); the endpoint breaks the protocol"
+        except (DecodeError, MemoryError) as error:
+            text = f"an answer cannot be read ({why_unreadable(error)})"
             self._end(
                 lambda operation, _: ProtocolError(
                     f"{operation}: {text}", endpoint=self.endpoint, operation=operation

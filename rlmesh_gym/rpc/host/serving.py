@@ -15,7 +15,7 @@ import grpc
 from rlmesh_gym.errors import ConfigurationError, StateError
 from rlmesh_gym.rpc.address import parse_bind_address
 from rlmesh_gym.rpc.client.connection import message_options
-from rlmesh_gym.rpc.config import TLSConfig, resolve_token
+from rlmesh_gym.rpc.config import MAX_UNARY_BYTES, TLSConfig, resolve_token
 from rlmesh_gym.rpc.host.callbacks import JoinPeer, Refused
 from rlmesh_gym.rpc.host.link_serving import LinkHost
 from rlmesh_gym.rpc.host.listening import claim, explain_bind_failure, private_socket
@@ -157,8 +157,14 @@ class GrpcHost:
         # For gRPC a stream of one request: so that nothing of it is read before the token is.
         def call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             self._authenticate(context)
+            data = next(requests, b"")
+            if len(data) > MAX_UNARY_BYTES:
+                context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"the request has {len(data)} bytes, at most {MAX_UNARY_BYTES} are expected",
+                )
             try:
-                request = request_type.FromString(next(requests))
+                request = request_type.FromString(data)
             except Exception:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request cannot be read")
             if not request.HasField("base"):

@@ -26,7 +26,7 @@ class Patience:
         client: From a client's last sign of life until it counts as gone: the answers of its
             machine to pings, which come also while it waits or computes. A session must also bring
             its first request within this time.
-        session: From a session's last answer to its next request.
+        session: From a session's last answer to its next request, and for an answer to be read.
     """
 
     client: float | None = 30.0
@@ -49,12 +49,13 @@ class Patience:
 class _Call:
     """One Join call; each number is written by one thread only."""
 
-    __slots__ = ("answered", "asked", "peer", "since")
+    __slots__ = ("answered", "asked", "is_offering", "peer", "since")
 
     def __init__(self, peer: JoinPeer) -> None:
         self.peer = peer
         self.asked = 0
         self.answered = 0
+        self.is_offering = False  # An answer is there, but the transport has not taken it yet.
         self.since = time.monotonic()
 
 
@@ -98,8 +99,11 @@ class SilenceWatch:
             self._calls.add(call)
         try:
             for answer in join(counted(), peer):
+                call.since = time.monotonic()
+                call.is_offering = True
                 yield answer
                 del answer  # Not kept alive while the client thinks.
+                call.is_offering = False
                 call.since = time.monotonic()
                 call.answered += 1
         finally:
@@ -114,12 +118,15 @@ class SilenceWatch:
                 self._look(call)
 
     def _look(self, call: _Call) -> None:
-        if call.answered < call.asked:
+        if call.is_offering:
+            missing = "it reads no answer"
+        elif call.answered < call.asked:
             return  # It waits for us.
+        else:
+            missing = "no request" if call.asked else "no first request"
         limit = self._patience.session if call.asked else self._patience.client
         if limit is not None and time.monotonic() - call.since > limit:
-            kind = "request" if call.asked else "first request"
             _logger.warning(
-                "the session of %s is ended: no %s for %g s", call.peer.name, kind, limit
+                "the session of %s is ended: %s for %g s", call.peer.name, missing, limit
             )
             call.peer.drop()

@@ -98,7 +98,8 @@ class EnvServer(Server):
         client_timeout: Seconds after which a client that gives no sign of life counts as gone, such
             as one that is stopped or whose network vanished, and within which a session must bring
             its first request; None waits for ever. A client that waits or computes is alive.
-        session_timeout: Seconds without a request after which a session is ended; None for never.
+        session_timeout: Seconds without a request, or with an answer that the client does not read,
+            after which a session is ended; None for never.
         insecure: Listen beyond this machine without asking for a token or for client certificates.
         partial_reset: Whether a ``VectorEnv`` honours ``options["reset_mask"]``; None knows it of
             Gymnasium's own ones, also under wrappers, and takes it that others do not.

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rlmesh_gym.codec import EnvSpec
-    from rlmesh_gym.server.model.service import Client, ModelService
+    from rlmesh_gym.server.model.client import Client
+    from rlmesh_gym.server.model.service import ModelService
 
 
 _logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Resolve(ModelCall):
         route = Route(
             ModelRoute(env_id, contract, options, needs),
             owner=self.client.owner(request.context),
-            stream_over=self.client.over,
+            client=self.client,
         )
         self.service.routes.put(route)
         answer = self.response.resolve_adapter
@@ -89,21 +90,17 @@ class Resolve(ModelCall):
             raise
 
     def _make_room(self, env_id: str) -> None:
-        routes = self.service.routes
-        if routes.share_is_used(env_id, self.client.over):
-            message = (
-                f"resolve_adapter: this client has {routes.max_share} environments resolved "
-                "already; release some, or serve with a higher max_adapters"
-            )
-            raise ModelError(message, code="BUSY", is_recoverable=True, env_id=env_id)
-        if routes.has_room(env_id):
+        routes, connection = self.service.routes, self.client.connection
+        if routes.share_is_used(env_id, connection):
+            orphan = routes.take_orphan(connection)
+            full = f"this connection has {routes.max_share} environments resolved already"
+        elif not routes.has_room(env_id):
+            orphan = routes.take_orphan()
+            full = f"{routes.max_routes} environments are resolved already"
+        else:
             return
-        orphan = routes.take_orphan()
         if orphan is None:
-            message = (
-                f"resolve_adapter: {routes.max_routes} environments are resolved already; "
-                "release some, or serve with a higher max_adapters"
-            )
+            message = f"resolve_adapter: {full}; release some, or serve with a higher max_adapters"
             raise ModelError(message, code="BUSY", is_recoverable=True, env_id=env_id)
         release(self.service, self.client, orphan, "its client is gone", lambda _: None)
 

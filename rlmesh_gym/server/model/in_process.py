@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +22,7 @@ from rlmesh_gym.server.model.answers import (
     prediction_failed,
     read_frames,
 )
+from rlmesh_gym.server.model.client import Client
 from rlmesh_gym.server.model.faults import model_raised, not_configured
 from rlmesh_gym.server.model.routes import Route
 
@@ -74,7 +74,7 @@ class InProcessModelSession(InProcessSession):
                 found = self._setup.resolve_adapter(env_id, env_spec, options)
             needs = check_needs(found, options, env_id)
             route = ModelRoute(env_id, env_spec, options, needs)
-            self._routes[env_id] = Route(route, owner=self, stream_over=threading.Event())
+            self._routes[env_id] = Route(route, owner=self, client=Client())
             return needs
 
         return self._call("resolve_adapter", work, env_id)

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from rlmesh_gym.codec import SpaceCodec
     from rlmesh_gym.model import ModelObservation
+    from rlmesh_gym.server.model.client import Client
     from rlmesh_gym.server.model.routes import Route
-    from rlmesh_gym.server.model.service import Client, ModelService
+    from rlmesh_gym.server.model.service import ModelService
 
 
 class Predict(ModelCall):
@@ -139,8 +140,8 @@ class PredictJob:
     ) -> None:
         env_id = check_context(request.context, "predict")
         self.request = request
-        self.route: Route = service.routes.use(env_id, client.over)
-        client.note_session(request.context, self.route)
+        self.route: Route = service.routes.use(env_id, client)
+        client.note_session(request.context, self.route.owner)
         self.observation: ModelObservation = _decode(
             self.route, request, staged.setdefault(env_id, {})
         )

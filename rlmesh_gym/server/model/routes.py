@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from rlmesh_gym.model import ModelObservation, ModelRoute
+    from rlmesh_gym.server.model.client import Client
 
 
 _SHARES, _LEAST_SHARE = 8, 16
-"""How many streams can fill a table, and how many routes any stream may have."""
+"""How many connections can fill a table, and how many routes any one may have."""
 
 MAX_TRACKED_EPISODES = 4096
 """Episodes kept per environment when the client never says that they are over."""
@@ -90,16 +91,14 @@ class Route:
     """A resolved environment with its compiled codecs and the steps delivered so far.
 
     ``owner`` is the session that resolved it, by id or token; its close releases it.
-    ``stream_over`` is set when the stream that used it last is over.
+    ``client`` is the one that used it last.
     """
 
-    def __init__(
-        self, model_route: ModelRoute, *, owner: object, stream_over: threading.Event
-    ) -> None:
+    def __init__(self, model_route: ModelRoute, *, owner: object, client: Client) -> None:
         self.env_id: str = model_route.env_id
         self.model_route = model_route
         self.owner = owner
-        self.stream_over = stream_over
+        self.client = client
         self.last_used = 0
         self.given_up = False
         space = model_route.single_observation_space
@@ -163,12 +162,12 @@ class RouteTable:
     def __len__(self) -> int:
         return len(self._routes)
 
-    def use(self, env_id: str, stream_over: threading.Event) -> Route:
-        """Look up a route for a request of this stream."""
+    def use(self, env_id: str, client: Client) -> Route:
+        """Look up a route for a request of this client."""
         route = self._routes.get(env_id)
         if route is None:
             raise not_configured(env_id)
-        route.stream_over = stream_over
+        route.client = client
         route.last_used = next(self._clock)
         return route
 
@@ -187,10 +186,10 @@ class RouteTable:
         with self._lock:
             return env_id in self._routes or len(self._routes) < self.max_routes
 
-    def share_is_used(self, env_id: str, stream_over: threading.Event) -> bool:
-        """One stream has as many routes as it may, and this would be another."""
+    def share_is_used(self, env_id: str, connection: str) -> bool:
+        """One connection has as many routes as it may, and this would be another."""
         with self._lock:
-            own = sum(route.stream_over is stream_over for route in self._routes.values())
+            own = sum(route.client.connection == connection for route in self._routes.values())
             return env_id not in self._routes and own >= self.max_share
 
     def remove(self, env_id: str, expected: Route | None = None) -> Route | None:
@@ -206,13 +205,18 @@ class RouteTable:
         with self._lock:
             return [route for route in self._routes.values() if route.owner in owners]
 
-    def take_orphan(self) -> Route | None:
-        """Mark the route longest unused among those whose stream is gone, each only once."""
+    def take_orphan(self, connection: str | None = None) -> Route | None:
+        """Mark the route longest unused among those whose stream is gone, each only once.
+
+        With ``connection`` only among those that came over that one.
+        """
         with self._lock:
             orphans = [
                 route
                 for route in self._routes.values()
-                if route.stream_over.is_set() and not route.given_up
+                if route.client.over.is_set()
+                and not route.given_up
+                and connection in (None, route.client.connection)
             ]
             orphan = min(orphans, key=lambda route: route.last_used, default=None)
             if orphan is not None:

@@ -57,11 +57,12 @@ class ModelServer(Server):
         client_timeout: Seconds after which a client that gives no sign of life counts as gone, such
             as one that is stopped or whose network vanished, and within which a session must bring
             its first request; None waits for ever. A client that waits or computes is alive.
-        session_timeout: Seconds without a request after which a session is ended; None for never.
+        session_timeout: Seconds without a request, or with an answer that the client does not read,
+            after which a session is ended; None for never.
         insecure: Listen beyond this machine without asking for a token or for client certificates.
-        max_adapters: Bound on the environments resolved at the same time; one client may have an
-            eighth of them, 16 at least. When it is reached, those
-            whose client is gone make room.
+        max_adapters: Bound on the environments resolved at the same time; over one connection a
+            client may have an eighth of them, 16 at least. When it is reached, those whose client
+            is gone make room.
 
     Raises:
         ConfigurationError: The handler is neither or is asynchronous, or an option cannot work.
@@ -149,6 +150,6 @@ class ModelServer(Server):
         service = self._service
         if service is None:
             raise StateError("a call came before the model server was ready")
-        stream = ModelStream(service, requests)
+        stream = ModelStream(service, requests, peer.name)
         peer.on_disconnect(stream.lose)
         return stream.responses()

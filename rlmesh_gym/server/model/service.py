@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rlmesh_gym.model import ModelHandler, ModelRouteSetup
-    from rlmesh_gym.server.model.routes import Route
+    from rlmesh_gym.server.model.client import Client
 
 
 _logger = logging.getLogger(__name__)
@@ -113,28 +113,6 @@ class ModelService:
         done = self.model_thread.join(timeout)
         self.workers.shutdown()
         return done
-
-
-class Client:
-    """Who sends the requests of one stream. It does not know the stream, which it outlives."""
-
-    def __init__(self) -> None:
-        # Set when the stream has ended, by its client's wish or not.
-        self.over: threading.Event = threading.Event()
-        self._token = object()
-        self.sessions: set[object] = {self._token}  # The owners of this client's routes.
-
-    def owner(self, context: interaction_pb2.AdapterContext) -> object:
-        """Name the session of a request: the client's name for it, or else this stream."""
-        if not context.session_id:
-            return self._token
-        self.sessions.add(context.session_id)
-        return context.session_id
-
-    def note_session(self, context: interaction_pb2.AdapterContext, route: Route) -> None:
-        """A session that goes on here after it lost its stream may close here too."""
-        if route.owner == context.session_id:
-            self.sessions.add(context.session_id)
 
 
 def check_context(context: interaction_pb2.AdapterContext, operation: str) -> str:

@@ -15,9 +15,10 @@ from rlmesh_gym._proto.model.v1 import interaction_pb2
 from rlmesh_gym.errors import Error
 from rlmesh_gym.rpc import Refused
 from rlmesh_gym.server.model.adapters import Release, Reset, Resolve, release
+from rlmesh_gym.server.model.client import Client
 from rlmesh_gym.server.model.faults import closed, encode_fault
 from rlmesh_gym.server.model.predict import GroupedPredict, Predict
-from rlmesh_gym.server.model.service import Client, ModelCall, Unknown
+from rlmesh_gym.server.model.service import ModelCall, Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,10 +44,13 @@ class ModelStream:
     """The life of one Join call. Its requests end at half-close, and raise when it is lost."""
 
     def __init__(
-        self, service: ModelService, requests: Iterator[interaction_pb2.JoinRequest]
+        self,
+        service: ModelService,
+        requests: Iterator[interaction_pb2.JoinRequest],
+        connection: str = "",
     ) -> None:
         self.service = service
-        self.client: Client = Client()
+        self.client: Client = Client(connection)
         self._requests = requests
         self._outbox: SimpleQueue[interaction_pb2.JoinResponse | Error | None] = SimpleQueue()
         self._changed = threading.Condition()

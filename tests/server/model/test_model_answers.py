@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from rlmesh_gym.model import CallableHandler, HistoryNeeds, ModelRoute, as_handl
 from rlmesh_gym.rpc import HistoryRows
 from rlmesh_gym.server.model.actions import detached, read_batch
 from rlmesh_gym.server.model.answers import check_needs, make_observation, read_frames
+from rlmesh_gym.server.model.client import Client
 from rlmesh_gym.server.model.routes import Route
 from tests.model_client import (
     EchoHandler,
@@ -242,7 +242,7 @@ def test_the_release_tells_why(caplog: pytest.LogCaptureFixture) -> None:
 def _route(needs: rg.RouteNeeds, options: rg.ResolveOptions) -> Route:
     contract = EnvSpec("Test-v0", spaces.Box(-9, 9, (2,), np.float64), PAIR, {})
     route = ModelRoute("env", contract, options, check_needs(needs, options, "env"))
-    return Route(route, owner="run", stream_over=threading.Event())
+    return Route(route, owner="run", client=Client())
 
 
 def test_the_core_serves_a_run_without_a_wire() -> None:

@@ -78,10 +78,10 @@ class RecordingSetup(ModelRouteSetup):
 class LiveStream:
     """A stream without gRPC that stays open until it is closed or lost."""
 
-    def __init__(self, service: ModelService) -> None:
+    def __init__(self, service: ModelService, connection: str | None = None) -> None:
         self._requests: SimpleQueue[pb.JoinRequest | Exception | None] = SimpleQueue()
         self.answers: SimpleQueue[pb.JoinResponse | None] = SimpleQueue()
-        self.stream = ModelStream(service, self._iterate())
+        self.stream = ModelStream(service, self._iterate(), connection or str(id(self)))
         self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
 
@@ -507,22 +507,50 @@ def test_a_full_table_gives_up_only_adapters_without_a_client() -> None:
     assert handler.resets == [("lost", ())]
 
 
-def test_one_stream_does_not_keep_everybody_out() -> None:
+def test_one_connection_does_not_keep_everybody_out() -> None:
     with service_of(EchoHandler(), max_adapters=160) as service:
-        greedy, other = LiveStream(service), LiveStream(service)
+        greedy, again = LiveStream(service, "a"), LiveStream(service, "a")
+        other = LiveStream(service, "b")
         for number in range(20):
-            greedy.send(resolve_request(f"greedy-{number}"))
-            assert greedy.next().HasField("resolve_adapter")
-        greedy.send(resolve_request("one more"))
-        refused = greedy.next()
-        assert refused.error.code == pb.MODEL_ERROR_CODE_BUSY
-        assert "this client has 20 environments" in refused.error.message
+            stream = again if number % 2 else greedy
+            stream.send(resolve_request(f"greedy-{number}"))
+            assert stream.next().HasField("resolve_adapter")
+        for stream in (greedy, again):
+            stream.send(resolve_request("one more"))
+            refused = stream.next()
+            assert refused.error.code == pb.MODEL_ERROR_CODE_BUSY
+            assert "this connection has 20 environments" in refused.error.message
         greedy.send(resolve_request("greedy-3"))  # Again is always possible.
         assert greedy.next().HasField("resolve_adapter")
         other.send(resolve_request("other"))
         assert other.next().HasField("resolve_adapter")
+        again.lose()
+        greedy.send(resolve_request("one more"))  # In the place of one that has lost its stream.
+        assert greedy.next().HasField("resolve_adapter")
         greedy.end()
         other.end()
+
+
+def test_no_more_is_read_than_a_client_reads_answers_of() -> None:
+    taken = 0
+
+    def requests() -> Iterator[pb.JoinRequest]:
+        nonlocal taken
+        yield resolve_request("e")
+        for _ in range(20 * MAX_IN_WORK):
+            taken += 1
+            yield predict_request({"a": 1}, "e")
+
+    with service_of(EchoHandler()) as service:
+        stream = ModelStream(service, requests())
+        answers: Any = stream.responses()
+        assert next(answers).HasField("resolve_adapter")
+        assert next(answers).HasField("predict")
+        model = service.model_thread  # Whatever was read is answered when its last task is done.
+        for _ in range(5 * MAX_IN_WORK):
+            model.run(lambda: None)
+        assert taken <= 2 * MAX_IN_WORK
+        answers.close()
 
 
 @pytest.mark.parametrize(
