@@ -1,4 +1,4 @@
-"""The command line: ``rlmesh-gym serve | serve-model | ping | demo | run | merge | bench``.
+"""The command line: ``rlmesh-gym serve | serve-model | ping | check | demo | run | merge | bench``.
 
 This module chooses the command and turns errors into one line and an exit code; each command is a
 module of its own with ``EPILOG``, ``configure(parser)`` and ``execute(options)``, imported when it
@@ -31,6 +31,7 @@ _COMMANDS = {
     "serve": "serve a Gymnasium environment at an address",
     "serve-model": "serve a policy at an address",
     "ping": "show what an endpoint is and how long a round trip takes",
+    "check": "check that an endpoint, or what is to be one, keeps the protocol's rules",
     "demo": "watch an agent learn on eight remote lanes (about a minute)",
     "run": "evaluate a served policy on served environments and write a report",
     "merge": "join the reports of several runs",

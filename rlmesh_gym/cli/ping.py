@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Connect, describe, measure."""
-    with _open(options) as session:
+    with open_either(options.address, **connection_arguments(options)) as session:
         trips = sorted(session.ping() for _ in range(options.count))
         facts = _facts(session)
     facts["round_trip"] = {
@@ -54,15 +54,15 @@ def execute(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def _open(options: argparse.Namespace) -> EnvSession | ModelSession:
-    how = connection_arguments(options)
+def open_either(address: str, **how: Any) -> EnvSession | ModelSession:
+    """Connect to an endpoint of which nobody has said whether it is an env's or a model's."""
     try:
-        return EnvSession.open(options.address, **how)
+        return EnvSession.open(address, **how)
     except AuthenticationError:
         raise
     except ProtocolError as not_an_env:
         try:
-            return ModelSession.open(options.address, **how)
+            return ModelSession.open(address, **how)
         except AuthenticationError:
             raise
         except ProtocolError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,17 +15,17 @@ from rlmesh_gym.codec.lane_infos import column_of
 from rlmesh_gym.errors import ProtocolError, SessionRefusedError
 from rlmesh_gym.lanes import mint_episode_id
 from rlmesh_gym.rpc import EnvSession
-from rlmesh_gym.testing.rules import BrokenRuleError, EnvProbe
+from rlmesh_gym.testing.env_probe import MAX_STEPS, NO_END, EnvProbe
+from rlmesh_gym.testing.rules import BrokenRuleError, first_lines, rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from rlmesh_gym._proto.env.v1 import interaction_pb2
     from rlmesh_gym.rpc import TLSLike
+    from rlmesh_gym.testing.rules import Rule, RuleResult
 
 
-MAX_STEPS = 1000
-"""Steps to wait for the end of an episode; the rules about ends are left out beyond."""
+_REPEATED_STEPS = 8
 
 
 def check_contract(probe: EnvProbe) -> None:
@@ -65,6 +65,14 @@ def check_infos(probe: EnvProbe) -> None:
                 probe.require(known, f"the key {key!r} has no mask")
 
 
+def check_seeds(probe: EnvProbe) -> None:
+    """The same seeds and actions give the same observations, rewards and ends."""
+    seeds = [11 + lane for lane in range(probe.num_envs)]
+    actions = [probe.sample(probe.num_envs) for _ in range(_REPEATED_STEPS)]
+    if probe.play(seeds, actions) != probe.play(seeds, actions):
+        raise probe.lacking("the same seeds give something else the second time")
+
+
 def check_bad_actions(probe: EnvProbe) -> None:
     """An action of another form is refused before the env sees it; the session goes on."""
     probe.reset()
@@ -86,7 +94,7 @@ def check_lanes(probe: EnvProbe) -> None:
     if not session.has_lane_operations:
         probe.refuses(lambda: session.step(probe.sample(1), env_indices=[0]), "UNSUPPORTED")
         probe.step()
-        return
+        raise probe.lacking("its lanes cannot be stepped one by one (subset_step)")
     lanes = [last, 0] if last else [0]
     step = probe.wait(session.step(probe.sample(len(lanes)), env_indices=lanes))
     probe.check_rows(step, len(lanes))
@@ -104,7 +112,7 @@ def check_partial_reset(probe: EnvProbe) -> None:
     probe.reset()
     if not session.has_partial_reset:
         probe.refuses(lambda: session.reset(env_indices=[0]), "UNSUPPORTED")
-        return
+        raise probe.lacking("its lanes cannot be reset one by one (rlmesh_gym.partial_reset)")
     lanes = [last, 0] if last else [0]
     ids = [mint_episode_id() for _ in lanes]
     seeds = [lane + 7 for lane in lanes]
@@ -150,14 +158,13 @@ def check_episodes(probe: EnvProbe) -> None:
             in_order = 0 < record.start_timestamp_ns <= record.end_timestamp_ns
             probe.require(in_order, "an episode ends before it begins")
         return
+    raise probe.skipped(NO_END)
 
 
 def check_next_step(probe: EnvProbe) -> None:
     """Under NEXT_STEP the step after an ending resets the lane: no reward, no flags."""
-    if probe.contract.autoreset_mode is not AutoresetMode.NEXT_STEP:
-        return
-    if (done := _first_end(probe)) is None:
-        return
+    probe.expect_mode(AutoresetMode.NEXT_STEP)
+    done = probe.first_end()
     ended = np.flatnonzero(probe.ended(done)).tolist()
     for lane in ended:
         probe.episode_ids[lane] = mint_episode_id()
@@ -170,10 +177,8 @@ def check_next_step(probe: EnvProbe) -> None:
 
 def check_same_step(probe: EnvProbe) -> None:
     """Under SAME_STEP the step that ends an episode holds its last observation and info."""
-    if probe.contract.autoreset_mode is not AutoresetMode.SAME_STEP:
-        return
-    if (done := _first_end(probe)) is None:
-        return
+    probe.expect_mode(AutoresetMode.SAME_STEP)
+    done = probe.first_end()
     ended = probe.ended(done).tolist()
     infos = decode_meta_map(done.infos, typed=probe.session.has_arrays)
     for key in ("final_obs", "final_info"):
@@ -187,7 +192,7 @@ def check_render(probe: EnvProbe) -> None:
     probe.reset()
     probe.refuses(lambda: probe.session.render([0, 0]), "UNSUPPORTED")
     if probe.contract.render_mode is None:
-        return  # What an env does then is its own affair.
+        raise probe.lacking("it was made without a render_mode")
     answer = probe.wait(probe.session.render([0]))
     if answer.HasField("frame"):
         probe.require(answer.format == 1, f"the frame's format is {answer.format}, not PNG")
@@ -197,26 +202,43 @@ def check_render(probe: EnvProbe) -> None:
             raise BrokenRuleError(probe.rule, f"the frame is no image: {error}") from error
 
 
-ENV_RULES: tuple[Callable[[EnvProbe], None], ...] = (
-    check_contract,
-    check_reset,
-    check_step,
-    check_infos,
-    check_bad_actions,
-    check_lanes,
-    check_partial_reset,
-    check_episodes,
-    check_next_step,
-    check_same_step,
-    check_render,
+def check_sessions(probe: EnvProbe) -> None:
+    """A second session is refused or has an env of its own; the slot of one that ends is free."""
+    probe.reset()
+    with suppress(SessionRefusedError), closing(EnvProbe(probe.connect, probe.timeout)) as second:
+        second.rule = probe.rule
+        check_reset(second)
+    probe.step()
+    probe.session.close()
+    with closing(EnvProbe(probe.connect, probe.timeout)) as after:
+        after.rule = probe.rule
+        check_reset(after)
+
+
+ENV_RULES: tuple[Rule[EnvProbe], ...] = rules_of(
+    [
+        check_contract,
+        check_reset,
+        check_step,
+        check_infos,
+        check_seeds,
+        check_bad_actions,
+        check_lanes,
+        check_partial_reset,
+        check_episodes,
+        check_next_step,
+        check_same_step,
+        check_render,
+        check_sessions,
+    ]
 )
-"""Every rule, in the order in which they are checked."""
+"""Every rule, in the order in which they are checked, each in a session of its own."""
 
 
-def check_env_endpoint(
+def env_rule_results(
     address: str, *, token: str | None = None, tls: TLSLike = None, timeout: float = 60.0
-) -> list[str]:
-    """Check that the endpoint at ``address`` keeps to the protocol.
+) -> Iterator[RuleResult]:
+    """Check rule after rule on the env endpoint at ``address``, and give the result of each.
 
     It plays random actions for up to a few thousand steps, and leaves the environment somewhere in
     an episode. It needs a session of its own.
@@ -227,6 +249,23 @@ def check_env_endpoint(
         tls: How to connect; see :class:`~rlmesh_gym.rpc.TLSConfig`.
         timeout: Seconds to wait for each answer.
 
+    Raises:
+        RemoteError: It cannot be reached.
+    """
+    connect = partial(EnvSession.open, address, token=token, tls=tls)
+    for rule in ENV_RULES:
+        with closing(EnvProbe(connect, timeout)) as probe:
+            result = rule.result(probe)
+        yield result
+
+
+def check_env_endpoint(
+    address: str, *, token: str | None = None, tls: TLSLike = None, timeout: float = 60.0
+) -> list[str]:
+    """Check that the endpoint at ``address`` keeps to the protocol.
+
+    Arguments are those of :func:`env_rule_results`. What the endpoint lacks is no failure.
+
     Returns:
         The first line of every rule that was checked.
 
@@ -234,23 +273,4 @@ def check_env_endpoint(
         BrokenRuleError: The endpoint breaks a rule; the error names it.
         RemoteError: It could not be reached or gave up.
     """
-    with EnvSession.open(address, token=token, tls=tls) as session:
-        probe = EnvProbe(session, timeout)
-        for rule in ENV_RULES:
-            probe.rule = rule.__name__.removeprefix("check_").replace("_", " ")
-            rule(probe)
-        # A second session is refused, or has an environment of its own.
-        second = EnvSession.open(address, token=token, tls=tls)
-        with second, suppress(SessionRefusedError):
-            check_reset(EnvProbe(second, timeout))
-    # The slot is free once the session has ended.
-    with EnvSession.open(address, token=token, tls=tls) as session:
-        check_reset(EnvProbe(session, timeout))
-    return [(rule.__doc__ or rule.__name__).splitlines()[0] for rule in ENV_RULES]
-
-
-def _first_end(probe: EnvProbe) -> interaction_pb2.StepResponse | None:
-    """Reset and step until an episode ends; None if that takes too long."""
-    probe.reset()
-    steps = (probe.step() for _ in range(MAX_STEPS))
-    return next((step for step in steps if probe.ended(step).any()), None)
+    return first_lines(env_rule_results(address, token=token, tls=tls, timeout=timeout))

@@ -1,24 +1,20 @@
-"""What the protocol's rules are made of: a client that asks, and an error that names the rule."""
+"""What the protocol's rules are made of: asking an endpoint, and one result for each rule."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-import numpy as np
-
-from rlmesh_gym.codec import SpaceCodec
-from rlmesh_gym.errors import CodecError, EnvError
-from rlmesh_gym.lanes import mint_episode_id
+from rlmesh_gym.errors import EnvError, Error, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from rlmesh_gym.rpc import Pending
 
-    from rlmesh_gym._proto.env.v1 import interaction_pb2
-    from rlmesh_gym._proto.spaces.v1 import value_pb2
-    from rlmesh_gym.codec import EnvContract
-    from rlmesh_gym.rpc import EnvSession, Pending
+
+Outcome: TypeAlias = Literal["passed", "failed", "lacking", "skipped"]
+"""``lacking``: the endpoint does not offer it. ``skipped``: there was nothing to look at."""
 
 
 class BrokenRuleError(AssertionError):
@@ -33,44 +29,48 @@ class BrokenRuleError(AssertionError):
         self.rule = rule
 
 
-class EnvProbe:
-    """A client of one env endpoint that names the rule which is checked in its errors."""
+class _Ended(Exception):  # noqa: N818 - the rule is neither kept nor broken
+    """The rule is over before its end."""
 
-    def __init__(self, session: EnvSession, timeout: float) -> None:
-        self.rule = "reset"
-        self.session = session
-        self.contract: EnvContract = session.contract
-        self.num_envs: int = session.contract.num_envs
+    outcome: Outcome = "skipped"
+
+
+class _Lacking(_Ended):
+    outcome = "lacking"
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """What came of one rule.
+
+    Attributes:
+        rule: Its name, such as ``"partial reset"``.
+        promise: What it says, in one sentence.
+        outcome: ``"passed"``, ``"failed"``, ``"lacking"`` or ``"skipped"``.
+        detail: What is wrong, lacking, or why it was skipped; empty when passed.
+        error: What was raised by a rule that failed.
+    """
+
+    rule: str
+    promise: str
+    outcome: Outcome
+    detail: str = ""
+    error: Exception | None = None
+
+
+class Probe:
+    """A client of one endpoint that names the rule which is checked in its errors.
+
+    ``timeout`` bounds the wait for each answer, in seconds.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.rule: str = ""
         self.timeout = timeout
-        self.observations: SpaceCodec = SpaceCodec(self.contract.single_observation_space)
-        self.actions: SpaceCodec = SpaceCodec(self.contract.single_action_space)
-        self.episode_ids: list[str] = []
-        self.contract.single_action_space.seed(0)
 
     def wait(self, pending: Pending[Any]) -> Any:
         """The answer, within the probe's timeout."""
         return pending.result(self.timeout)
-
-    def sample(self, rows: int) -> value_pb2.SpaceValue:
-        """Return random actions for ``rows`` lanes."""
-        samples = [self.contract.single_action_space.sample() for _ in range(rows)]
-        return self.actions.encode(self.actions.flatten_rows(samples), rows)
-
-    def reset(self, seeds: Sequence[int] = ()) -> interaction_pb2.ResetResponse:
-        """Reset all lanes, into episodes with new ids."""
-        self.episode_ids = [mint_episode_id() for _ in range(self.num_envs)]
-        pending = self.session.reset(seeds=seeds, episode_ids=self.episode_ids)
-        return self.wait(pending)  # type: ignore[no-any-return]
-
-    def step(self) -> interaction_pb2.StepResponse:
-        """Step all lanes with random actions."""
-        pending = self.session.step(self.sample(self.num_envs), episode_ids=self.episode_ids)
-        return self.wait(pending)  # type: ignore[no-any-return]
-
-    def ended(self, step: interaction_pb2.StepResponse) -> NDArray[np.bool_]:
-        """Which lanes terminated or were truncated."""
-        masks = (step.terminated_mask, step.truncated_mask)
-        return np.logical_or(*(np.frombuffer(mask, np.uint8) for mask in masks))
 
     def require(self, condition: object, message: str) -> None:
         """Raise :class:`BrokenRuleError` unless ``condition`` holds."""
@@ -81,32 +81,73 @@ class EnvProbe:
         """Require that a value is the expected one."""
         self.require(got == expected, f"{name} is {got!r}, expected {expected!r}")
 
-    def refuses(self, call: Callable[[], Pending[Any]], code: str) -> None:
-        """Require that ``call`` is answered with a recoverable error of ``code``."""
+    def refuses(self, call: Callable[[], Pending[Any]], *codes: str) -> None:
+        """Require that ``call`` is answered with a recoverable error of one of ``codes``."""
+        expected = " or ".join(codes)
         try:
             self.wait(call())
-        except EnvError as error:
-            self.require(error.code == code, f"expected the code {code}, got {error}")
+        except (EnvError, ModelError) as error:
+            self.require(error.code in codes, f"expected the code {expected}, got {error}")
             self.require(error.is_recoverable, f"expected a recoverable error, got {error}")
             return
-        raise BrokenRuleError(self.rule, f"expected an error {code}, got an answer")
+        raise BrokenRuleError(self.rule, f"expected an error {expected}, got an answer")
 
-    def check_rows(
-        self, answer: interaction_pb2.ResetResponse | interaction_pb2.StepResponse, rows: int
-    ) -> None:
-        """Require ``rows`` observations of the space."""
+    def lacking(self, what: str) -> Exception:
+        """What to raise where the endpoint does not offer what the rule is about."""
+        return _Lacking(what)
+
+    def skipped(self, why: str) -> Exception:
+        """What to raise where there is nothing to look at."""
+        return _Ended(why)
+
+
+ProbeT = TypeVar("ProbeT", bound=Probe)
+
+
+@dataclass(frozen=True)
+class Rule(Generic[ProbeT]):
+    """A function that asks an endpoint for what the rule promises, which its docstring says."""
+
+    check: Callable[[ProbeT], None]
+
+    @property
+    def name(self) -> str:
+        """Such as ``"partial reset"``."""
+        return self.check.__name__.removeprefix("check_").replace("_", " ")
+
+    @property
+    def promise(self) -> str:
+        """The first sentence of the docstring."""
+        return (self.check.__doc__ or self.name).splitlines()[0]
+
+    def result(self, probe: ProbeT) -> RuleResult:
+        """Check it; what goes wrong stands in the result."""
+        probe.rule = self.name
+        outcome: Outcome = "passed"
+        detail = ""
+        failure: Exception | None = None
         try:
-            leaves = self.observations.decode(answer.observation, rows)
-        except CodecError as error:
-            message = f"the observation does not fit its space: {error}"
-            raise BrokenRuleError(self.rule, message) from error
-        found = self.observations.out_of_domain(leaves)
-        self.require(not found, f"the observation leaves its domain: {found[:1]}")
+            self.check(probe)
+        except _Ended as ended:
+            outcome, detail = ended.outcome, str(ended)
+        except BrokenRuleError as error:
+            outcome, failure = "failed", error
+            detail = str(error).removeprefix(f"{self.name}: ")
+        except Error as error:  # The endpoint gave up, or says what nobody understands.
+            outcome, detail, failure = "failed", str(error), error
+        return RuleResult(self.name, self.promise, outcome, detail, failure)
 
-    def check_widths(self, step: interaction_pb2.StepResponse, rows: int) -> None:
-        """Require a reward and two flags for each of ``rows`` lanes."""
-        for name in ("rewards", "terminated_mask", "truncated_mask"):
-            width = len(getattr(step, name))
-            self.require(width == rows, f"expected {rows} {name}, got {width}")
-        wrong = set(step.terminated_mask + step.truncated_mask) - {0, 1}
-        self.require(not wrong, f"the masks hold bytes {sorted(wrong)}")
+
+def rules_of(checks: Sequence[Callable[[ProbeT], None]]) -> tuple[Rule[ProbeT], ...]:
+    """Make rules of functions."""
+    return tuple(Rule(check) for check in checks)
+
+
+def first_lines(results: Iterator[RuleResult]) -> list[str]:
+    """Return the promise of every rule that was checked; raise the first failure."""
+    promises = []
+    for result in results:
+        if result.error is not None:
+            raise result.error
+        promises.append(result.promise)
+    return promises

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rlmesh_gym.server import EnvServer, ModelServer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -24,8 +26,6 @@ def serving(env: Any, address: str | None = None, **options: Any) -> Iterator[st
     Yields:
         The address for clients.
     """
-    from rlmesh_gym.server.env.server import EnvServer  # noqa: PLC0415 - a server costs imports
-
     with EnvServer(env, address, **options) as server:
         yield server.address
 
@@ -45,7 +45,5 @@ def serving_model(
     Yields:
         The address for clients.
     """
-    from rlmesh_gym.server.model.server import ModelServer  # noqa: PLC0415
-
     with ModelServer(handler, address, **options) as server:
         yield server.address

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.cli.conftest import Outcome
 
-COMMANDS = ["serve", "serve-model", "ping", "demo", "run", "merge", "bench"]
+COMMANDS = ["serve", "serve-model", "ping", "check", "demo", "run", "merge", "bench"]
 
 
 def test_help_lists_every_command(program: Callable[..., Outcome]) -> None:

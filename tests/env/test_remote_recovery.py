@@ -370,6 +370,57 @@ def test_an_env_that_always_raises_is_given_up(mode: AutoresetMode) -> None:
         assert len([record for record in envs.episodes if not record.interrupted]) == 0
 
 
+class SlowToWakeEnv(CountingEnv):
+    """Raises in its fifth step, and in the next ``bad`` resets after that."""
+
+    def __init__(self, bad: int) -> None:
+        super().__init__(50)
+        self.bad = bad
+
+    def reset(self, **options: Any) -> Any:
+        if self.steps_taken >= 4 and self.bad:
+            self.bad -= 1
+            raise ValueError("not awake")
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        if self.steps_taken == 4:
+            self.steps_taken += 1
+            raise ValueError("asleep")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("bad", [2, 5])
+def test_an_env_that_fails_in_its_first_resets_comes_back_or_is_given_up(
+    mode: AutoresetMode, bad: int
+) -> None:
+    with (
+        EnvServer([SlowToWakeEnv(bad)]) as sick,
+        EnvServer([CountingEnv(50)]) as well,
+        RemoteVectorEnv(
+            addresses=[sick.address, well.address], autoreset_mode=mode, on_failure="restart"
+        ) as envs,
+    ):
+        envs.reset()
+        seen: list[float] = []
+
+        def play() -> None:
+            for _ in range(9):
+                observations, _, _, truncations, _ = envs.step(np.zeros(2, np.int64))
+                seen.append(observations[1, 0])
+                if mode is AutoresetMode.DISABLED and truncations.any():
+                    envs.reset(options={"reset_mask": truncations})
+
+        if bad == 2:
+            play()
+            assert [record.interrupted for record in envs.episodes] == [True]
+        else:
+            with pytest.raises(EnvError, match=r"given up after 3 restarts .* 1\. .* 4\. .*awake"):
+                play()
+        assert seen == [1.0 + step for step in range(len(seen))]
+
+
 def test_a_step_in_between_counts_as_progress() -> None:
     made = []
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from rlmesh_gym.env.drive.exchange import is_final
 from rlmesh_gym.env.drive.resets import is_whole, reset_lanes, reset_whole
 from rlmesh_gym.env.reading.infos import all_rows
 from rlmesh_gym.errors import (
@@ -185,9 +186,14 @@ class Recovery:
             try:
                 self._reconnect(endpoint, opener)
                 infos = yield from reset()
-            except (UnavailableError, DeadlineError) as error:  # noqa: PERF203
+            except (UnavailableError, DeadlineError, EnvError) as error:  # noqa: PERF203
                 # A deadline here is one of connecting; answers are waited for elsewhere.
+                if not is_final(error):
+                    raise
                 endpoint.is_lost = True
+                # An env that fails in its first reset may do so for ever.
+                if isinstance(error, EnvError) and not self.takes_on(endpoint, error):
+                    raise
                 comeback.pause_after(error)
             else:
                 _logger.info("%s is back", endpoint.address)
