@@ -464,3 +464,19 @@ for _name, _cls in ENV_IDS.items():
     if _name not in gym.registry:
         _entry_point = f"tests.fake_envs:{_cls.__name__}"
         gym.register(_name, entry_point=_entry_point, disable_env_checker=True)
+
+
+class WideEnv(gym.Env[Any, Any]):
+    """Takes a MiB as its action: 300 lanes of it exceed the limit of the released package."""
+
+    action_space = spaces.Box(0, 1, (2**17,), np.float64)
+    observation_space = spaces.Box(0, 255, (4,), np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(4, np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(4, np.uint8), float(action[0]), False, False, {}

@@ -16,13 +16,14 @@ from rlmesh_gym.errors import (
     AutoresetError,
     DeadlineError,
     EnvError,
+    ProtocolError,
     ResetNeededError,
     UnavailableError,
 )
 from tests.env.comparison import compare, equal
 from tests.env.peer_spaces import PeerSpacesEnv
 from tests.fake_envs import CountingEnv
-from tests.lengths import shortened
+from tests.lengths import IS_THOROUGH, shortened
 from tests.peers import env_endpoint
 
 pytestmark = pytest.mark.interop
@@ -196,6 +197,20 @@ def test_a_killed_endpoint() -> None:
             envs.step([0] * 4)
         # The others go on.
         envs.reset(options={"reset_mask": np.array([True, True, False, False])})
+
+
+@pytest.mark.skipif(not IS_THOROUGH, reason="its spaces take 20 seconds; scripts/test-thorough")
+def test_a_request_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLMESH_GYM_MAX_SPACE_BYTES", str(2**30))
+    monkeypatch.setenv("RLMESH_GYM_MAX_MESSAGE_BYTES", str(2**30))
+    with (
+        env_endpoint("lanes", "tests.fake_envs:WideEnv", num_envs=270) as peer,
+        RemoteVectorEnv(peer.address) as envs,
+    ):
+        envs.reset()
+        with pytest.raises(ProtocolError, match=r"has 270 MiB and endpoints .* take 256 MiB"):
+            envs.step(np.zeros(envs.action_space.shape))
+        envs.reset()
 
 
 def test_errors_of_its_envs_and_the_reset_after() -> None:

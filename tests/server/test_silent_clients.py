@@ -24,14 +24,6 @@ if TYPE_CHECKING:
 
 WAIT = 30.0
 
-STOPPED = """
-import os, signal, sys, rlmesh_gym
-env = rlmesh_gym.RemoteEnv(sys.argv[1])
-env.reset()
-print("up", flush=True)
-sys.stdin.readline()
-env.step(0)
-"""
 OURS = """
 import sys, rlmesh_gym
 with rlmesh_gym.RemoteEnv(sys.argv[1]) as env:
@@ -105,12 +97,20 @@ def child(code: str, address: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_stopped_client_gives_its_place_away(kind: str, socket_dir: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("tcp", OURS),
+        ("unix", OURS),
+        pytest.param("tcp", RELEASED, marks=pytest.mark.interop),
+    ],
+    ids=["tcp", "unix", "released"],
+)
+def test_a_stopped_client_gives_its_place_away(kind: str, code: str, socket_dir: Any) -> None:
     address = None if kind == "tcp" else f"unix://{socket_dir}/env.sock"
     with (
         served(address=address, client_timeout=1.5) as (where, closed),
-        child(STOPPED, where) as process,
+        child(code, where) as process,
     ):
         assert not closed.is_set()
         process.send_signal(signal.SIGSTOP)
