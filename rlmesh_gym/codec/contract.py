@@ -14,7 +14,12 @@ from gymnasium.vector import AutoresetMode
 from rlmesh_gym._proto.core.v1 import env_contract_pb2
 from rlmesh_gym.codec.autoreset import MODE_KEY, mode_named
 from rlmesh_gym.codec.metadata import decode_meta_map, encode_meta_map, encode_meta_value
-from rlmesh_gym.codec.spaces.limits import MAX_MESSAGE_BYTES
+from rlmesh_gym.codec.spaces.limits import (
+    MESSAGE_VARIABLE,
+    SPACE_VARIABLE,
+    max_message_bytes,
+    max_space_bytes,
+)
 from rlmesh_gym.codec.spaces.space_decoding import decode_space
 from rlmesh_gym.codec.spaces.space_encoding import encode_space, plain_integers
 from rlmesh_gym.errors import CodecError
@@ -28,8 +33,8 @@ _WIRE_MODES = {
     for mode in AutoresetMode
 }
 _MODES = {number: mode for mode, number in _WIRE_MODES.items()}
-_ID_BYTES = 38
-"""What the episode id of one lane takes in a request; none has fewer than that."""
+_LANE_BYTES = 512
+"""What a lane costs its client, whatever it observes."""
 
 
 _UNNAMED = "UnknownEnv-v1"
@@ -207,10 +212,7 @@ def decode_contract(message: env_contract_pb2.EnvContract) -> EnvContract:
     if spec.single_observation_space is None:
         raise CodecError("the contract has no observation space", path="observation_space")
     num_envs = message.num_envs or 1
-    row_bytes = _row_bytes(spec.single_observation_space)
-    if num_envs * max(_ID_BYTES, row_bytes) > MAX_MESSAGE_BYTES:
-        detail = f"{num_envs} lanes of {row_bytes} bytes do not fit in one message"
-        raise CodecError(detail, path="num_envs")
+    _check_lanes(num_envs, spec.single_observation_space, spec.single_action_space)
     metadata = spec.metadata
     if message.autoreset_mode == env_contract_pb2.AUTORESET_MODE_UNSPECIFIED:
         mode = mode_named(metadata.get(MODE_KEY)) or AutoresetMode.DISABLED
@@ -246,6 +248,21 @@ def _unicode(text: str, path: str) -> str:
     except UnicodeEncodeError as error:
         raise CodecError(f"not Unicode text: {error}", path=path) from None
     return text
+
+
+def _check_lanes(num_envs: int, *spaces_of_one: spaces.Space[Any]) -> None:
+    """Refuse more lanes than one message can hold, or than a few bytes may make anybody set up."""
+    most = max_space_bytes() // _LANE_BYTES
+    if num_envs > most:
+        detail = f"{num_envs} lanes, at most {most} are expected; set {SPACE_VARIABLE} to take more"
+        raise CodecError(detail, path="num_envs")
+    row_bytes = max(map(_row_bytes, spaces_of_one))
+    if num_envs * row_bytes > max_message_bytes():
+        detail = (
+            f"{num_envs} lanes of {row_bytes} bytes do not fit in one message, which has at most "
+            f"{max_message_bytes()} bytes; set {MESSAGE_VARIABLE} to take more"
+        )
+        raise CodecError(detail, path="num_envs")
 
 
 def _row_bytes(space: spaces.Space[Any]) -> int:

@@ -8,29 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rlmesh_gym.codec import MAX_MESSAGE_BYTES
-from rlmesh_gym.codec.spaces.limits import whole_bytes
 from rlmesh_gym.errors import ConfigurationError
 
 _LONGEST = 1e9  # seconds; some thirty years
-_MESSAGE_VARIABLE = "RLMESH_GYM_MAX_MESSAGE_BYTES"
 
 MAX_UNARY_BYTES = 16 * 1024 * 1024
 """Most bytes of the answer to a handshake; a contract's largest parts are bounds of images."""
-
-
-def max_message_bytes() -> int:
-    """Return the most bytes of one message of a session that this side takes.
-
-    ``RLMESH_GYM_MAX_MESSAGE_BYTES`` if set, else 256 MiB, which is what the released package takes.
-
-    Raises:
-        ConfigurationError: The variable is no whole number of at least 1.
-    """
-    text = os.environ.get(_MESSAGE_VARIABLE, "").strip()
-    if not text:
-        return MAX_MESSAGE_BYTES
-    return min(whole_bytes(_MESSAGE_VARIABLE, text), 2**31 - 1)  # gRPC's own bound.
 
 
 def _check_names(what: str, values: Mapping[str, Any], kind: type[Timeouts | TLSConfig]) -> None:

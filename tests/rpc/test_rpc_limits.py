@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
+from rlmesh_gym.codec.spaces.limits import max_message_bytes
 from rlmesh_gym.errors import ConfigurationError, ProtocolError
 from rlmesh_gym.rpc import EnvServiceCallbacks, EnvSession, GrpcHost
 from rlmesh_gym.rpc.client.link import MESSAGE, STATUS, TOKEN, read_frame, send_frame
-from rlmesh_gym.rpc.config import max_message_bytes
 from tests.rpc.raw_endpoints import ACTION, env_handshake, env_join, env_shutdown
 
 if TYPE_CHECKING:

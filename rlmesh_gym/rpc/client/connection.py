@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from rlmesh_gym._version import __version__
+from rlmesh_gym.codec.spaces.limits import max_message_bytes
 from rlmesh_gym.errors import (
     AuthenticationError,
     ClosedError,
@@ -27,7 +28,6 @@ from rlmesh_gym.rpc.config import (
     MAX_UNARY_BYTES,
     Timeouts,
     TLSConfig,
-    max_message_bytes,
     resolve_token,
 )
 from rlmesh_gym.rpc.handshake import check_handshake, handshake_request

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import grpc
 
-from rlmesh_gym.rpc.config import max_message_bytes
+from rlmesh_gym.codec.spaces.limits import max_message_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,6 +14,7 @@ import time
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
+from rlmesh_gym.codec.spaces.limits import max_message_bytes
 from rlmesh_gym.errors import Error
 from rlmesh_gym.rpc.client.link import (
     MESSAGE,
@@ -23,7 +24,6 @@ from rlmesh_gym.rpc.client.link import (
     read_frame,
     send_frame,
 )
-from rlmesh_gym.rpc.config import max_message_bytes
 from rlmesh_gym.rpc.handshake import ARRAYS
 from rlmesh_gym.rpc.host.callbacks import JoinPeer
 from rlmesh_gym.rpc.host.listening import private_socket
