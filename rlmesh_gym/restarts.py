@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from rlmesh_gym.errors import ConfigurationError, SessionRefusedError
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rlmesh_gym.errors import Error
 
 
+OnFailure: TypeAlias = Literal["raise", "restart"]
+"""What becomes of a call whose peer was lost: an error, or a new session."""
+
 RESTART_PATIENCE = 60.0
 MAX_RESTARTS = 3
 
@@ -20,6 +23,12 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 _SLOT_PATIENCE = 10.0
 """Until a server that is there sees that the lost session is over, and takes another."""
+
+
+def check_on_failure(value: object) -> None:
+    """Raise ``ConfigurationError`` unless it is ``"raise"`` or ``"restart"``."""
+    if value not in get_args(OnFailure):
+        raise ConfigurationError(f"on_failure must be 'raise' or 'restart', got {value!r}")
 
 
 def check_patience(value: object) -> None:

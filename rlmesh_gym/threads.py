@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from rlmesh_gym.errors import ClosedError
 from rlmesh_gym.signals import hear_signals
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     Task = Callable[[], None]
 
+
+WhichThread: TypeAlias = Literal["any", "own", "main"]
+"""Where code of an environment runs: wherever it is called, or always on that one thread."""
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -136,23 +139,18 @@ def _fulfil(future: Future[T], call: Callable[[], T]) -> None:
         future.set_result(result)
 
 
-class DedicatedThread:
-    """One thread that runs tasks and calls, first come first served.
+class TaskThread:
+    """A thread that runs tasks and calls, first come first served.
 
     For what must stay on one thread: environments with an OpenGL context; models, since frameworks
     keep grad modes and OpenMP teams per thread.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
-        self._thread: threading.Thread = self._find(name)
-
-    def _find(self, name: str) -> threading.Thread:
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
-        thread.start()
-        return thread
 
     def post(self, task: Task) -> None:
         """Queue a task. It must deal with its own exceptions.
@@ -193,22 +191,29 @@ class DedicatedThread:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+
+class DedicatedThread(TaskThread):
+    """One of its own, from the beginning to :meth:`close`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(threading.Thread(target=self._work, name=name, daemon=True))
+        self._thread.start()
+
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             _run_logged(task)
             del task  # An idle thread must not keep the last request's arrays alive.
 
 
-class LentThread(DedicatedThread):
-    """The same over the thread that makes it, for as long as that lends itself: the main thread.
+class LentThread(TaskThread):
+    """The one that makes it, for as long as that lends itself: the main thread.
 
     Some things work there only: handlers of signals, some windows and event loops.
     """
 
-    def _find(self, name: str) -> threading.Thread:
-        del name
+    def __init__(self) -> None:
+        super().__init__(threading.current_thread())
         self._is_over = False
-        return threading.current_thread()
 
     @property
     def is_here(self) -> bool:
@@ -231,7 +236,7 @@ class LentThread(DedicatedThread):
             for number in (signal.SIGINT, signal.SIGTERM)
             if callable(before := signal.getsignal(number))
         }
-        with hear_signals(dict.fromkeys(handlers, _wait), note):
+        with hear_signals(dict.fromkeys(handlers, _not_now), note):
             while not self._is_over and (task := self._tasks.get()) is not None:
                 _run_logged(task)
                 del task
@@ -247,7 +252,7 @@ def _nothing() -> None:
     pass
 
 
-def _wait(number: int, frame: object) -> None:
+def _not_now(number: int, frame: object) -> None:
     del number, frame
 
 

@@ -77,8 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone; Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()  # The reader of our output has gone.
         return Exit.FAILED
     except gymnasium.error.Error as error:
         if verbose:
@@ -87,11 +86,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = str(error).strip() or type(error).__name__
         return tell(text, Exit.USAGE if is_usage else Exit.FAILED)
     except OSError as error:
-        if sys.stdout is not None and error.errno == errno.ENOSPC:
-            # Python would try once more at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.ENOSPC:
+            _write_no_more()
         return tell(str(error), Exit.FAILED)
     return code
+
+
+def _write_no_more() -> None:
+    """Let nothing more be written to standard output; Python would try once more at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

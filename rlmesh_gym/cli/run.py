@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from rlmesh_gym.cli.exit_codes import Exit, explain, tell
 from rlmesh_gym.cli.options import add_connection_options, connection_arguments, count_option
@@ -15,7 +15,7 @@ from rlmesh_gym.cli.output import show
 from rlmesh_gym.cli.run_plan import RunPlan
 from rlmesh_gym.cli.signals import interrupt_cancels
 from rlmesh_gym.errors import ConfigurationError, Error, RemoteError
-from rlmesh_gym.restarts import RESTART_PATIENCE
+from rlmesh_gym.restarts import RESTART_PATIENCE, OnFailure
 from rlmesh_gym.rpc import ModelSession
 from rlmesh_gym.runtime.cancellation import Cancellation
 from rlmesh_gym.runtime.driver import RuntimeDriver
@@ -83,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     count_option(parser, "--video", text, default=0)
     parser.add_argument(
         "--on-failure",
-        choices=["raise", "restart"],
+        choices=get_args(OnFailure),
         default="raise",
         help="what to do when an endpoint is lost: end the run, or wait for it and play what it "
         "cut off again (default: raise)",
@@ -103,12 +103,11 @@ def execute(options: argparse.Namespace) -> int:
     directory = Path(options.report or options.resume)
     plan = _plan(options, directory)
     how = connection_arguments(options)
-    limits = _limits(options)
     with ExitStack() as stack:
         envs: list[tuple[RunEnv, EndpointGroup]] = []
         try:
             for env in find_envs(plan.env, **how):
-                group = env.open(limits, options.on_failure)
+                group = env.open(_limits(options), options.on_failure)
                 stack.callback(group.close)
                 envs.append((env.opened(group), group))
         except RemoteError as error:
@@ -117,7 +116,7 @@ def execute(options: argparse.Namespace) -> int:
             model = stack.enter_context(ModelSession.open(plan.model, **how))
         except RemoteError as error:
             return tell(f"model: {error}", Exit.MODEL_UNREACHABLE)
-        return _play(plan, directory, options, envs, model, limits=limits)
+        return _play(plan, directory, options, envs, model)
 
 
 def _plan(options: argparse.Namespace, directory: Path) -> RunPlan:
@@ -144,8 +143,6 @@ def _play(
     options: argparse.Namespace,
     envs: list[tuple[RunEnv, EndpointGroup]],
     model: ModelSession,
-    *,
-    limits: RuntimeLimits,
 ) -> int:
     served = [endpoint for _, group in envs for endpoint in group.endpoints]
     # Whether every lane can begin its next episode by itself, and so with a seed.
@@ -179,11 +176,7 @@ def _play(
         hooks: list[RuntimeHooks] = [recorder, ProgressBar()]
         if options.video:
             hooks.append(VideoRecorder(directory / "videos", options.video))
-        spec = dataclasses.replace(
-            _spec(plan, remaining, done=len(earlier)),
-            limits=limits,
-            on_failure=options.on_failure,
-        )
+        spec = _spec(plan, options, remaining, done=len(earlier))
         session, error = _drive(RuntimeDriver(spec, [env for env, _ in envs], model, hooks))
         rows = (*journal.rows, *recorder.unwritten)
         report = joined_sessions(session, before, earlier, rows)
@@ -231,7 +224,9 @@ def _limits(options: argparse.Namespace) -> RuntimeLimits:
     )
 
 
-def _spec(plan: RunPlan, remaining: Remaining, *, done: int) -> RuntimeSessionSpec:
+def _spec(
+    plan: RunPlan, options: argparse.Namespace, remaining: Remaining, *, done: int
+) -> RuntimeSessionSpec:
     is_first = remaining.seeds is not None or not done
     return RuntimeSessionSpec(
         max_episodes=len(remaining.indices),
@@ -239,6 +234,8 @@ def _spec(plan: RunPlan, remaining: Remaining, *, done: int) -> RuntimeSessionSp
         base_seed=plan.seed if remaining.seeds is None else None,
         episode_seeds=remaining.seeds,
         execution_horizon=plan.horizon,
+        limits=_limits(options),
+        on_failure=options.on_failure,
         # Without seeds for each episode, a resumed run must not begin like the first one.
         session_id=DEFAULT_SESSION_ID if is_first else f"resumed-{done}",
     )

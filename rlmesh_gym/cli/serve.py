@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
@@ -21,6 +21,7 @@ from rlmesh_gym.cli.signals import serve_until_interrupted
 from rlmesh_gym.errors import ConfigurationError
 from rlmesh_gym.server import EnvServer
 from rlmesh_gym.server.env.lane_vector import make_envs
+from rlmesh_gym.threads import WhichThread
 
 if TYPE_CHECKING:
     import argparse
@@ -77,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--thread",
-        choices=["any", "own", "main"],
+        choices=get_args(WhichThread),
         help="thread to make, call and close the environment on: any, one of its own, or the main "
         "thread, where handlers of signals and some windows work (default: any)",
     )

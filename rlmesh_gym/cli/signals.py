@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rlmesh_gym.cli.output import show
-from rlmesh_gym.server import EnvServer
 from rlmesh_gym.signals import handle_signals, hear_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rlmesh_gym.server import ModelServer
+    from rlmesh_gym.server import EnvServer, ModelServer
 
 
 _SUCCESSION = 0.5  # Seconds.
@@ -49,7 +48,7 @@ def serve_until_interrupted(server: EnvServer | ModelServer, what: str) -> None:
     with terminate_as_interrupt():
         try:
             show(f"serving {what} at {server.start()} (Ctrl-C ends it)", flush=True)
-            if isinstance(server, EnvServer) and server.uses_main_thread:
+            if server.uses_main_thread:
                 server.wait()
             elif wait_or_interrupt(server.wait):
                 show("stopping", flush=True)

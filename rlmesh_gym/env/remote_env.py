@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
+    from rlmesh_gym.threads import WhichThread
 
 
 class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
@@ -67,7 +68,7 @@ class RemoteEnv(RemoteLanes, gym.Env[Any, Any]):
         tls: TLSLike = None,
         timeouts: TimeoutsLike = None,
         episodes_kept: int | None = 1000,
-        thread: Literal["any", "own", "main"] | None = None,
+        thread: WhichThread | None = None,
         **env_kwargs: Any,
     ) -> None:
         self._config = {

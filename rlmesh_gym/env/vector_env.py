@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import logger
@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from rlmesh_gym.codec import as_autoreset_mode
 from rlmesh_gym.codec.reset_arguments import expand_seeds, split_options, warn_of_mask
 from rlmesh_gym.env.drive.actions import ActionCheck
-from rlmesh_gym.env.drive.recovery import Recovery
+from rlmesh_gym.env.drive.recovery import recovery_for
 from rlmesh_gym.env.open.connect import connect, find_sources, step_limit
 from rlmesh_gym.env.open.sources import ConnectionOptions
 from rlmesh_gym.env.reading.infos import vector_infos
@@ -24,7 +24,7 @@ from rlmesh_gym.errors import (
     UnsupportedAttributeError,
     UnsupportedCallError,
 )
-from rlmesh_gym.restarts import MAX_RESTARTS, RESTART_PATIENCE
+from rlmesh_gym.restarts import MAX_RESTARTS, RESTART_PATIENCE, OnFailure, check_on_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,13 +38,11 @@ if TYPE_CHECKING:
     from rlmesh_gym.env.drive.endpoint import Endpoint
     from rlmesh_gym.env.reading.infos import InfoRows
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
+    from rlmesh_gym.threads import WhichThread
 
     StepResult = tuple[
         Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
     ]
-
-
-ON_FAILURE = ("raise", "restart")
 
 
 class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
@@ -115,7 +113,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         token: str | None = None,
         tls: TLSLike = None,
         timeouts: TimeoutsLike = None,
-        on_failure: Literal["raise", "restart"] = "raise",
+        on_failure: OnFailure = "raise",
         copy: bool = True,
         workers: int = 1,
         max_episode_steps: int | None = None,
@@ -123,7 +121,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         episodes_kept: int | None = 1000,
         restart_patience: float = RESTART_PATIENCE,
         max_restarts: int | None = MAX_RESTARTS,
-        thread: Literal["any", "own", "main"] | None = None,
+        thread: WhichThread | None = None,
         **env_kwargs: Any,
     ) -> None:
         self.closed = True  # Until it is connected, there is nothing to close.
@@ -151,8 +149,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
         env_kwargs.pop("disable_env_checker", None)
         mode = as_autoreset_mode(autoreset_mode)
         limit = step_limit(max_episode_steps)
-        if on_failure not in ON_FAILURE:
-            raise ConfigurationError(f"on_failure must be one of {ON_FAILURE}, got {on_failure!r}")
+        check_on_failure(on_failure)
         options = ConnectionOptions.from_values(token, tls, timeouts)
         if env_id is not None:
             if max_episode_steps is not None:
@@ -177,9 +174,7 @@ class RemoteVectorEnv(RemoteLanes, VectorEnv[Any, Any, Any]):
             num_envs=num_envs,
             render_mode=render_mode,
             max_episode_steps=limit,
-            recovery=(
-                Recovery(restart_patience, max_restarts) if on_failure == "restart" else None
-            ),
+            recovery=recovery_for(on_failure, restart_patience, max_restarts),
             episodes_kept=episodes_kept,
         )
         contract = self.contract

@@ -13,6 +13,7 @@ from rlmesh_gym.runtime.spec import DEFAULT_SESSION_ID, RuntimeLimits, RuntimeSe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from rlmesh_gym.restarts import OnFailure
     from rlmesh_gym.rpc import TLSConfig
     from rlmesh_gym.runtime.cancellation import EventLike
     from rlmesh_gym.runtime.ends.finding import RunEnv
@@ -122,7 +123,7 @@ def run(
     reason: str | Callable[[], str | None] | None = None,
     token: str | None = None,
     tls: bool | Mapping[str, Any] | TLSConfig | None = None,
-    on_failure: Literal["raise", "restart"] = "raise",
+    on_failure: OnFailure = "raise",
 ) -> RuntimeReport:
     """Evaluate a policy in an environment, either of them anywhere.
 

@@ -14,7 +14,9 @@ from rlmesh_gym.model import MAX_EXECUTION_HORIZON
 from rlmesh_gym.restarts import (
     MAX_RESTARTS,
     RESTART_PATIENCE,
+    OnFailure,
     check_max_restarts,
+    check_on_failure,
     check_patience,
 )
 
@@ -175,7 +177,7 @@ class RuntimeSessionSpec:
     session_id: str = DEFAULT_SESSION_ID
     reset_options: Mapping[str, Any] | None = None
     limits: RuntimeLimits = field(default_factory=RuntimeLimits)
-    on_failure: Literal["raise", "restart"] = "raise"
+    on_failure: OnFailure = "raise"
 
     def validate(self) -> RuntimeSessionSpec:
         """Check the spec by itself, without asking anyone.
@@ -207,8 +209,7 @@ class RuntimeSessionSpec:
         _require(is_limit, "max_episode_seconds", "above 0 or None", seconds)
         is_known = self.predict_rows in {"auto", "together", "apart"}
         _require(is_known, "predict_rows", "'auto', 'together' or 'apart'", self.predict_rows)
-        is_way = self.on_failure in {"raise", "restart"}
-        _require(is_way, "on_failure", "'raise' or 'restart'", self.on_failure)
+        check_on_failure(self.on_failure)
         is_name = isinstance(session, str) and session != ""
         _require(is_name, "session_id", "a text, not empty", session)
         is_dict = options is None or isinstance(options, Mapping)

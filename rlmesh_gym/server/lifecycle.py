@@ -97,6 +97,11 @@ class Server(ABC):
         self._thread_state = threading.local()
 
     @property
+    def uses_main_thread(self) -> bool:
+        """Whether the main thread must lend itself, by :meth:`serve` or :meth:`wait`."""
+        return False
+
+    @property
     def address(self) -> str:
         """Where clients connect, ``tcp://host:port`` or ``unix:///path``.
 

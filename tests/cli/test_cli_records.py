@@ -6,7 +6,6 @@ import random
 import signal
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import rlmesh_gym as rg
@@ -14,6 +13,7 @@ from rlmesh_gym.runtime.report.records import read_episodes
 from rlmesh_gym.runtime.report.report_files import read_report
 from tests.cli.conftest import started
 from tests.lengths import shortened
+from tests.runtime.ends import play_by_hand
 from tests.runtime.played_env import PlayedEnv, frame
 
 if TYPE_CHECKING:
@@ -85,16 +85,5 @@ def test_no_episode_is_lost_doubled_or_renumbered(seed: int | None, tmp_path: Pa
             assert report.total_steps >= sum(row[2] for row in found)
             if seed is not None:
                 for _, own, length, total in found:
-                    assert (length, total) == played(own)
-
-
-def played(seed: int) -> tuple[int, float]:
-    """Play the episode of a seed with nothing but the env."""
-    env = PlayedEnv()
-    observation, _ = env.reset(seed=seed)
-    length, total, over = 0, 0.0, False
-    while not over:
-        batch = {"t": np.array([observation["t"]]), "pose": observation["pose"][None]}
-        observation, reward, terminated, truncated, _ = env.step(frame(batch)[0])
-        length, total, over = length + 1, total + reward, terminated or truncated
-    return length, total
+                    by_hand = play_by_hand(own)
+                    assert (length, total) == (by_hand.length, by_hand.episode_return)

@@ -17,7 +17,7 @@ import pytest
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
 from rlmesh_gym.env.open import embedded
 from rlmesh_gym.errors import ConfigurationError, DeadlineError
-from tests.env.test_remote_embedded import is_gone, process_of
+from tests.env.test_remote_embedded import is_gone, pid_of, process_of
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTED = "tests.env.hosted_env:Hosted-v0"
@@ -155,7 +155,7 @@ def test_a_child_that_was_stopped_is_started_anew(late: str) -> None:
     ) as envs:
         envs.reset()
         envs.step([1, 1])
-        pid = envs._group.endpoints[1].source._child.process.pid  # type: ignore[attr-defined]
+        pid = pid_of(envs, 1)
         os.kill(pid, signal.SIGSTOP)
         observations, rewards, _, truncations, infos = envs.step([2, 2])
         assert rewards.tolist() == [2.0, 0.0]

@@ -82,7 +82,7 @@ class ActiveExchange:
         self.options: Mapping[str, Any] | None = options
         self.before: Mark | None = before
         self.steps_before: int = endpoint.num_steps
-        self.over_before: Sequence[int] | None = None
+        self.over_before: Sequence[int] = ()
         if any_true(endpoint.ended):
             self.over_before = endpoint.ended.nonzero()[0].tolist()
         self._exchange = exchange
@@ -146,6 +146,11 @@ class VectorCall:
         self.batch: Batch = batch
         self.runs: list[ActiveExchange] = []
 
+    @property
+    def done(self) -> list[ActiveExchange]:
+        """The runs that have come to their end."""
+        return [run for run in self.runs if run.is_done]
+
     def finish(self, timeout: float | None) -> None:
         """Carry all runs to their end, within ``timeout`` seconds for the whole.
 
@@ -181,9 +186,9 @@ class VectorCall:
         names = ", ".join(run.endpoint.address for run in late)
         limit = "in time" if timeout is None else f"within {timeout:g} s"
         then = ""
-        others = [lane for run in self.runs if run.is_done for lane in run.endpoint.lanes]
+        others = [lane for run in self.done for lane in run.endpoint.lanes]
         if self.name == "step" and others:
-            then = f". Lanes {others} moved on; the next step() hands out what came for them"
+            then = f". Lanes {others} {MOVED_ON}"
         return DeadlineError(
             f"{self.name}: no answer {limit} (lanes {lanes}); the request is not sent again, and "
             f"a late answer only counts for the lane table{then}. Raise timeouts.{self.name} for "
@@ -191,6 +196,10 @@ class VectorCall:
             endpoint=names,
             operation=self.name,
         )
+
+
+MOVED_ON = "moved on; the next step() hands out what came for them"
+"""What is said of lanes whose step came to its end while that of others did not."""
 
 
 def _left(deadline: float | None) -> float | None:

@@ -250,9 +250,13 @@ class EndpointGroup:
                 raise
         return frames
 
+    def endpoint_of(self, lane: int) -> Endpoint:
+        """Return the endpoint that serves a lane."""
+        return next(endpoint for endpoint in self.endpoints if lane in endpoint.lanes)
+
     def render_lane(self, lane: int, timeout: float | None) -> NDArray[np.uint8] | None:
         """Return one lane's frame; None where it cannot be rendered."""
-        endpoint = next(end for end in self.endpoints if lane in end.lanes)
+        endpoint = self.endpoint_of(lane)
         return self._frames.fetch_lane(endpoint, lane - endpoint.start, timeout)
 
     # Calls
@@ -316,7 +320,7 @@ class EndpointGroup:
         call = self._call
         if call is None:
             return
-        in_time = [run for run in call.runs if run.is_done]
+        in_time = call.done
         try:
             call.finish(timeout)
         except DeadlineError as error:

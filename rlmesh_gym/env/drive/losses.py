@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gymnasium.vector import AutoresetMode
-
-from rlmesh_gym.env.drive.exchange import ActiveExchange, VectorCall, is_final
-from rlmesh_gym.env.drive.recovery import INTERRUPTED, Opener, Recovery, Way
+from rlmesh_gym.env.drive.exchange import MOVED_ON, ActiveExchange, VectorCall, is_final
+from rlmesh_gym.env.drive.recovery import INTERRUPTED, Opener, Recovery
 from rlmesh_gym.env.drive.undelivered import Undelivered
 from rlmesh_gym.errors import EnvError, Error, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from gymnasium.vector import AutoresetMode
 
     from rlmesh_gym.env.autoreset.conversion import Conversion
     from rlmesh_gym.env.drive.batch import Batch
@@ -42,8 +42,7 @@ class Losses:
         self._timeouts = timeouts
         self._recovery = recovery
         self._once = Recovery(patience=0.0)
-        self._rolls = mode is AutoresetMode.NEXT_STEP
-        self._is_same_step = mode is AutoresetMode.SAME_STEP
+        self._mode = mode
 
     @property
     def restarts(self) -> bool:
@@ -64,11 +63,16 @@ class Losses:
             return None
         if endpoint.is_loss_told:
             return recovery.begin_anew(endpoint, batch)
-        return recovery.report(endpoint, batch, self._way(endpoint))
+        return self._report(recovery, endpoint, batch)
 
-    def _way(self, endpoint: Endpoint) -> Way:
-        conversion = self._conversions[self._endpoints.index(endpoint)]
-        return Way(self._is_same_step, self._rolls, conversion.rolls_by_lanes)
+    def _report(
+        self, recovery: Recovery, endpoint: Endpoint, batch: Batch, *, moved: bool = False
+    ) -> Exchange:
+        by_lanes = self._conversion(endpoint).rolls_by_lanes
+        return recovery.report(endpoint, batch, self._mode, rolls_by_lanes=by_lanes, moved=moved)
+
+    def _conversion(self, endpoint: Endpoint) -> Conversion:
+        return self._conversions[self._endpoints.index(endpoint)]
 
     def open_by(self, opener: Opener | None) -> None:
         """Have lost sessions opened again by this, None for the plain way."""
@@ -153,15 +157,14 @@ class Losses:
             for run in recoverable:
                 call.runs[call.runs.index(run)] = self._recover(call, run)
         except Error as error:
-            done = [run for run in call.runs if run.is_done]
-            _tell_moved_on(call.name, error, self._keep(call, done))
+            _tell_moved_on(call.name, error, self._keep(call, call.done))
             raise
 
     def _lose(self, run: ActiveExchange) -> list[str]:
         return self._lose_endpoint(run.endpoint, run.over_before)
 
     def _lose_endpoint(self, endpoint: Endpoint, over: Sequence[int] | None = None) -> list[str]:
-        self._conversions[self._endpoints.index(endpoint)].forget()
+        self._conversion(endpoint).forget()
         return endpoint.lose(over)
 
     def _complete(self, error: EnvError, endpoint: Endpoint, cut_off: Sequence[str]) -> None:
@@ -181,7 +184,7 @@ class Losses:
             exchange: Exchange = recovery.begin_anew(endpoint, call.batch, seeds, lost.options)
         else:
             moved = endpoint.num_steps != lost.steps_before
-            exchange = recovery.report(endpoint, call.batch, self._way(endpoint), moved=moved)
+            exchange = self._report(recovery, endpoint, call.batch, moved=moved)
         again = VectorCall("reset", call.batch)
         run = ActiveExchange(endpoint, exchange)
         again.runs.append(run)
@@ -207,6 +210,5 @@ def _hand_out(endpoint: Endpoint, undelivered: Undelivered, batch: Batch) -> Exc
 def _tell_moved_on(name: str, error: Error, lanes: Sequence[int]) -> None:
     """Say in an error which lanes it is not about."""
     if lanes and error.args:
-        done = "were reset" if name == "reset" else "moved on"
-        rest = "" if name == "reset" else "; the next step() hands out what came for them"
-        error.args = (f"{error} (lanes {list(lanes)} {done}{rest})", *error.args[1:])
+        done = "were reset" if name == "reset" else MOVED_ON
+        error.args = (f"{error} (lanes {list(lanes)} {done})", *error.args[1:])

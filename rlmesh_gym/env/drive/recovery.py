@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from rlmesh_gym.env.drive.exchange import is_final
-from rlmesh_gym.env.drive.resets import is_whole, reset_lanes, reset_whole
-from rlmesh_gym.env.reading.infos import all_rows
+from rlmesh_gym.env.drive.resets import is_whole, reset_lanes
 from rlmesh_gym.errors import (
     ConfigurationError,
     DeadlineError,
@@ -24,11 +24,11 @@ from rlmesh_gym.errors import (
     ProtocolError,
     UnavailableError,
 )
-from rlmesh_gym.restarts import Comeback, RestartBudget, check_patience
+from rlmesh_gym.restarts import Comeback, OnFailure, RestartBudget, check_patience
 from rlmesh_gym.rpc import AnyPending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,14 +47,6 @@ INTERRUPTED = "interrupted"
 _logger = logging.getLogger(__name__)
 
 
-class Way(NamedTuple):
-    """How the lanes of an endpoint go on after their end."""
-
-    is_same_step: bool
-    rolls: bool  # NEXT_STEP
-    rolls_by_lanes: bool  # A step resets the lanes that have ended, and steps the others.
-
-
 class Opener(Protocol):
     """What opens a lost session again, and waits between two tries; a run's can be cancelled."""
 
@@ -71,6 +63,13 @@ class _PlainOpener:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def recovery_for(
+    on_failure: OnFailure, patience: float, max_restarts: int | None
+) -> Recovery | None:
+    """Return what restarts lost endpoints, None where they raise."""
+    return Recovery(patience, max_restarts) if on_failure == "restart" else None
 
 
 class Recovery:
@@ -104,15 +103,21 @@ class Recovery:
         )
 
     def report(
-        self, endpoint: Endpoint, batch: Batch, way: Way, *, moved: bool = False
+        self,
+        endpoint: Endpoint,
+        batch: Batch,
+        mode: AutoresetMode,
+        *,
+        rolls_by_lanes: bool,
+        moved: bool = False,
     ) -> Exchange:
         """Tell the user what became of the lanes of a lost endpoint.
 
         Those that were running are truncated where they were last seen; those whose episodes had
         ended before are not: nothing of theirs was cut off. Where the mode shows a first
         observation now, the new session is opened now; if nobody is there in time, that is left to
-        the next step. ``moved`` says that the step was answered before the endpoint was lost, so
-        its numbers count.
+        the next step. ``rolls_by_lanes``: a step resets the lanes that have ended. ``moved``: the
+        step was answered before the endpoint was lost, so its numbers count.
         """
         lanes = endpoint.rows
         running = np.ones(endpoint.num_envs, np.bool_)
@@ -130,26 +135,30 @@ class Recovery:
         )
         infos: list[tuple[int, dict[str, Any]]]
         infos = [(index, {INTERRUPTED: True}) for index in range(endpoint.num_envs)]
-        if way.is_same_step:
+        if mode is AutoresetMode.SAME_STEP:
             infos += [(index, _final(endpoint, batch, index)) for index in range(endpoint.num_envs)]
         try:
-            infos += yield from self._begin_now(endpoint, batch, way, running)
+            infos += yield from self._begin_now(endpoint, batch, mode, running, rolls_by_lanes)
         except (UnavailableError, DeadlineError) as error:
             _logger.warning("%s stays away: %s", endpoint.address, error)
         endpoint.is_loss_told = True
         return sorted(infos, key=lambda row: row[0])
 
     def _begin_now(
-        self, endpoint: Endpoint, batch: Batch, way: Way, running: NDArray[np.bool_]
+        self,
+        endpoint: Endpoint,
+        batch: Batch,
+        mode: AutoresetMode,
+        running: NDArray[np.bool_],
+        rolls_by_lanes: bool,
     ) -> Beginning:
         """Begin the episodes whose first observations are due in the step that tells of a loss."""
-        if way.is_same_step or (way.rolls and not running.any()):
+        rolls_now = mode is AutoresetMode.NEXT_STEP and not running.any()
+        if mode is AutoresetMode.SAME_STEP or rolls_now:
             first = yield from self.begin_anew(endpoint, batch)
-        elif way.rolls_by_lanes and endpoint.over:
+        elif rolls_by_lanes and endpoint.over:
             # The others are rolled by the next step, as after any other end.
-            first = yield from self._open_and_reset(
-                endpoint, lambda: _reset_some(endpoint, endpoint.over, batch)
-            )
+            first = yield from self._open_and_reset(endpoint, endpoint.over, batch)
         else:
             return []
         return [(index, {**info, INTERRUPTED: True}) for index, info in first]
@@ -168,24 +177,25 @@ class Recovery:
         time, a ConfigurationError that another environment did.
         """
         every = range(endpoint.num_envs)
+        return (yield from self._open_and_reset(endpoint, every, batch, seeds, options))
 
-        def reset() -> Beginning:
-            if is_whole(endpoint, every, seeds):
-                infos = yield from reset_whole(endpoint, batch, seeds, options)
-                return all_rows(infos, endpoint.num_envs)
-            endpoint.is_lost = False  # Seeds for some lanes only: two requests.
-            by_index = yield from reset_lanes(endpoint, every, batch, seeds, options)
-            return sorted(by_index.items())
-
-        return (yield from self._open_and_reset(endpoint, reset))
-
-    def _open_and_reset(self, endpoint: Endpoint, reset: Callable[[], Beginning]) -> Beginning:
+    def _open_and_reset(
+        self,
+        endpoint: Endpoint,
+        indices: Sequence[int],
+        batch: Batch,
+        seeds: Sequence[int | None] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Beginning:
+        seeds = seeds or [None] * len(indices)
         opener = self.opener or _PlainOpener()
         comeback = Comeback(self._patience, opener.sleep)
         while True:
             try:
                 self._reconnect(endpoint, opener)
-                infos = yield from reset()
+                # All at once brings the endpoint back by itself; else it is back for two requests.
+                endpoint.is_lost = is_whole(endpoint, indices, seeds)
+                by_index = yield from reset_lanes(endpoint, indices, batch, seeds, options)
             except (UnavailableError, DeadlineError, EnvError) as error:  # noqa: PERF203
                 # A deadline here is one of connecting; answers are waited for elsewhere.
                 if not is_final(error):
@@ -197,7 +207,7 @@ class Recovery:
                 comeback.pause_after(error)
             else:
                 _logger.info("%s is back", endpoint.address)
-                return infos
+                return sorted(by_index.items())
 
     def _reconnect(self, endpoint: Endpoint, opener: Opener) -> None:
         old, source = endpoint.session, endpoint.source
@@ -224,12 +234,6 @@ class Recovery:
                 "came back with other capabilities", endpoint=source.label, operation="handshake"
             )
         endpoint.session = session
-
-
-def _reset_some(endpoint: Endpoint, indices: Sequence[int], batch: Batch) -> Beginning:
-    endpoint.is_lost = False
-    by_index = yield from reset_lanes(endpoint, indices, batch)
-    return sorted(by_index.items())
 
 
 def _final(endpoint: Endpoint, batch: Batch, index: int) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class EnvLanes:
 
     def _is_gone(self, lane: int) -> bool:
         index = lane - self.rows.start
-        endpoint = next(end for end in self.group.endpoints if index in end.lanes)
+        endpoint = self.group.endpoint_of(index)
         return endpoint.is_lost and endpoint.is_loss_told
 
     def _with_lost(self, due: list[int]) -> list[int]:
@@ -199,7 +199,7 @@ class EnvLanes:
     def cut(self, lane: int, info: dict[str, Any]) -> None:
         """Write up the lane's episode as truncated by the run."""
         index = lane - self.rows.start
-        endpoint = next(end for end in self.group.endpoints if index in end.lanes)
+        endpoint = self.group.endpoint_of(index)
         endpoint.cut(index - endpoint.start, info)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rlmesh_gym.codec import find_env_id
 from rlmesh_gym.env import RemoteEnv, RemoteVectorEnv
 from rlmesh_gym.env.drive.group import EndpointGroup
-from rlmesh_gym.env.drive.recovery import Recovery
+from rlmesh_gym.env.drive.recovery import recovery_for
 from rlmesh_gym.env.open.connect import check_alike
 from rlmesh_gym.env.open.sources import AddressSource, ConnectionOptions, GivenSession
 from rlmesh_gym.errors import ConfigurationError
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rlmesh_gym.env.open.sources import AnyEnvSession
+    from rlmesh_gym.restarts import OnFailure
     from rlmesh_gym.rpc import TimeoutsLike, TLSLike
     from rlmesh_gym.runtime.cancellation import CancellationWatch
     from rlmesh_gym.runtime.spec import RuntimeLimits, RuntimeSessionSpec
-
-    OnFailure: TypeAlias = Literal["raise", "restart"]
 
 
 @dataclass(frozen=True)
@@ -99,15 +98,12 @@ def _connect(
     )
     source = AddressSource(address, replace(options, timeouts=timeouts))
     session = source.open()
-    recovery = None
-    if on_failure == "restart":
-        recovery = Recovery(limits.restart_patience, limits.max_restarts)
     return EndpointGroup(
         [source],
         [session],
         autoreset_mode=session.contract.autoreset_mode,
         timeouts=timeouts,
-        recovery=recovery,
+        recovery=recovery_for(on_failure, limits.restart_patience, limits.max_restarts),
     )
 
 

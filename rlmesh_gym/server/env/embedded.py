@@ -134,6 +134,7 @@ def main(watcher: int | None = None) -> int:
                 with suppress(OSError):
                     os.kill(watcher, signal.SIGKILL)
                     os.waitpid(watcher, 0)
+            _leave_in_time()
 
 
 def _serve() -> int:
@@ -212,7 +213,7 @@ def _stop_in_time(server: EnvServer, orders: int, parent: int) -> None:
     server.stop()
 
 
-def leave_in_time() -> None:
+def _leave_in_time() -> None:
     """End the process soon, whatever threads the environments have left behind."""
     timer = threading.Timer(_EXIT_SECONDS, os._exit, [0])
     timer.daemon = True
@@ -220,7 +221,4 @@ def leave_in_time() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    finally:
-        leave_in_time()
+    sys.exit(main())

@@ -1,9 +1,8 @@
 """The first moments of an embedded server's process; run as a file, before anything is imported.
 
 Arguments: the parent's process id, its ``sys.path`` as JSON, and how many seconds this process may
-outlive it. What the package needs is found in
-this interpreter's own places first: a module of the user's never takes the place of a library. Then
-the child finds what the parent finds.
+outlive it. What the package needs is found in this interpreter's own places first: a module of the
+user's never takes the place of a library. Then the child finds what the parent finds.
 
 A second process, made while this one is still small, sees the parent end. It holds no lock of an
 interpreter that a step may be holding, so that nothing outlives the parent for long.
@@ -66,8 +65,7 @@ def main() -> int:
     here = os.path.dirname(os.path.abspath(__file__))
     own = [place for place in sys.path if place and os.path.abspath(place) != here]
     sys.path[:] = [*own, *places]
-    # gRPC reads it at its import. What it does in forks makes one in ten of the workers crash that
-    # an environment forks beside a gRPC server (grpcio 1.85).
+    # Read by gRPC at its import; see rlmesh_gym.cli, which sets it for the same reason.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from rlmesh_gym.server.env import embedded  # noqa: PLC0415 - the path is set now
 
@@ -77,15 +75,5 @@ def main() -> int:
     return embedded.main(watcher)
 
 
-def leave_in_time() -> None:
-    """Have the process end soon, if it came as far as to import the server."""
-    server = sys.modules.get("rlmesh_gym.server.env.embedded")
-    if server is not None:
-        server.leave_in_time()
-
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    finally:
-        leave_in_time()
+    sys.exit(main())

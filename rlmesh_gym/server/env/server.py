@@ -6,7 +6,7 @@ import logging
 import threading
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from rlmesh_gym._proto.env.v1 import service_pb2
 from rlmesh_gym.errors import ConfigurationError, StateError, UnsupportedSpaceError
@@ -17,7 +17,7 @@ from rlmesh_gym.server.env.session_slots import SessionSlots
 from rlmesh_gym.server.env.source import EnvSource
 from rlmesh_gym.server.env.stream import EnvStream
 from rlmesh_gym.server.lifecycle import Server, check_number
-from rlmesh_gym.threads import DedicatedThread, LentThread
+from rlmesh_gym.threads import DedicatedThread, LentThread, TaskThread, WhichThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 
 _logger = logging.getLogger(__name__)
-
-
-WhichThread: TypeAlias = Literal["any", "own", "main"]
 
 
 def _which_thread(thread: WhichThread | None, *, dedicated: bool) -> WhichThread:
@@ -170,11 +167,11 @@ class EnvServer(Server):
             partial_reset=partial_reset,
             overlap=overlap,
         )
-        self._thread: DedicatedThread | None = None
+        self._thread: TaskThread | None = None
         if which == "own":
             self._thread = DedicatedThread("rlmesh_gym-env")
         elif which == "main":
-            self._thread = LentThread("main")
+            self._thread = LentThread()
         # Re-entrant: an env may stop its server, which closes the env.
         self._turn: AbstractContextManager[Any] = nullcontext() if overlap else threading.RLock()
 
@@ -219,7 +216,17 @@ class EnvServer(Server):
         return super().wait(timeout)
 
     def stop(self, drain: float = 0.0) -> None:
-        """Stop; see :class:`~rlmesh_gym.ModelServer` for what that means."""
+        """Stop listening, end all sessions and close the environment; may be called again.
+
+        A call at work is waited for, up to ``close_timeout`` seconds. With ``thread="main"``, on
+        that thread, what is at work and closing run here meanwhile.
+
+        Args:
+            drain: Seconds in which running sessions may go on.
+
+        Raises:
+            ConfigurationError: ``drain`` is no such number.
+        """
         thread = self._thread
         is_inside = getattr(self._thread_state, "is_inside", False)
         if not isinstance(thread, LentThread) or not thread.is_here or is_inside:
