@@ -12,7 +12,7 @@ import rlmesh_gym as rg
 from rlmesh_gym.runtime.report.records import read_episodes
 from rlmesh_gym.runtime.report.report_files import read_report
 from tests.cli.conftest import started
-from tests.lengths import shortened
+from tests.lengths import IS_THOROUGH
 from tests.runtime.ends import play_by_hand
 from tests.runtime.played_env import PlayedEnv, frame
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EPISODES = 14
-KILLS = shortened(60)
+KILLS = 60 if IS_THOROUGH else 6
 
 
 class Killer:

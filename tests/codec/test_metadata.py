@@ -27,6 +27,7 @@ from rlmesh_gym.codec import (
 from rlmesh_gym.codec.spaces.limits import MAX_META_DEPTH
 from rlmesh_gym.errors import CodecError
 from tests import strategies
+from tests.lengths import shortened
 
 
 class Point(NamedTuple):
@@ -193,7 +194,7 @@ def test_path_into_an_array() -> None:
 
 
 @given(strategies.metadata())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=shortened(200), deadline=None)
 def test_round_trip(mapping: dict[str, Any]) -> None:
     before = repr(mapping)
     message = encode_meta_map(mapping)
@@ -254,7 +255,7 @@ def test_nesting(kind: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=shortened(200), deadline=None)
 def test_arbitrary_messages(data: st.DataObject) -> None:
     valid = encode_meta_map({key: value for key, (value, _, _) in VALUES.items()})
     message = data.draw(strategies.parsed(meta_pb2.MetaMap) | strategies.mutated(valid))

@@ -28,6 +28,7 @@ from tests.catalogue import (
     UNSUPPORTED_SPACES,
     ordered_dict_space,
 )
+from tests.lengths import shortened
 
 SpaceSpec = spaces_pb2.SpaceSpec
 _INF = float("inf")
@@ -59,7 +60,7 @@ def test_decoded_space_works(space: spaces.Space[Any]) -> None:
 
 
 @given(strategies.spaces())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=shortened(200), deadline=None)
 def test_generated_spaces_come_back_equal(space: spaces.Space[Any]) -> None:
     decoded = over_the_wire(space)
     assert decoded == space
@@ -420,19 +421,19 @@ def _decodes_or_codec_error(spec: SpaceSpec) -> None:
 
 
 @given(strategies.space_specs())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=shortened(300), deadline=None)
 def test_arbitrary_specs(spec: SpaceSpec) -> None:
     _decodes_or_codec_error(spec)
 
 
 @given(strategies.parsed(SpaceSpec))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=shortened(200), deadline=None)
 def test_arbitrary_bytes(spec: SpaceSpec) -> None:
     _decodes_or_codec_error(spec)
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=shortened(300), deadline=None)
 def test_mutated_specs(data: st.DataObject) -> None:
     space = data.draw(st.sampled_from(SPACES))
     _decodes_or_codec_error(data.draw(strategies.mutated(encode_space(space))))

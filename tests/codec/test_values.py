@@ -28,6 +28,7 @@ from tests.catalogue import (
     UNSUPPORTED_SPACES,
     ordered_dict_space,
 )
+from tests.lengths import shortened
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -160,7 +161,7 @@ class TestWire:
         assert len(codec.paths) == len(leaves)
 
     @given(st.data())
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=shortened(200), deadline=None)
     def test_every_bit_pattern(self, data: st.DataObject) -> None:
         space = data.draw(strategies.spaces() | st.sampled_from(SPACES))
         num_rows = data.draw(st.integers(0, 4))
@@ -397,7 +398,7 @@ def test_malformed_values(leaves: list[bytes], path: str, match: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=shortened(300), deadline=None)
 def test_arbitrary_values(data: st.DataObject) -> None:
     codec = data.draw(st.sampled_from(_CODECS))
     num_rows = data.draw(st.integers(0, 3))

@@ -8,6 +8,7 @@ import gymnasium as gym
 import pytest
 
 from rlmesh_gym.testing import ENV_RULES, env_rule_results, model_rule_results
+from tests.lengths import IS_THOROUGH
 from tests.peers import ENV_KINDS, EnvKind, ModelKind, env_endpoint, model_endpoint
 
 pytestmark = pytest.mark.interop
@@ -40,7 +41,7 @@ def test_the_released_server_keeps_the_rules(kind: EnvKind) -> None:
     assert lacking == ({"lanes", "partial reset", "render"} if is_vector else {"render"})
 
 
-@pytest.mark.parametrize("kind", LACKING)
+@pytest.mark.parametrize("kind", [one for one in LACKING if IS_THOROUGH or one != "slow"])
 def test_the_released_model_server_keeps_the_rules(kind: ModelKind) -> None:
     spec = gym.make("CartPole-v1")
     with model_endpoint(kind) as peer:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rlmesh_gym.policy import RemotePolicy
 from rlmesh_gym.policy.planning.ensemble import EXPONENTIAL_DECAY
 from rlmesh_gym.server import ModelHandler, ModelServer, PredictFrames
+from tests.lengths import shortened
 from tests.policy.served_models import (
     LocalLanes,
     NaiveLane,
@@ -31,7 +32,7 @@ def address() -> Iterator[str]:
         yield server.address
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=shortened(60))
 @given(data=st.data())
 @pytest.mark.parametrize("kind", [ScriptedLanes, LocalLanes], ids=["lane table", "told"])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -70,7 +71,7 @@ def test_actions_equal_those_of_a_naive_loop_per_lane(
         assert policy.stats.rows == sum(lane.plans for lane in naive)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=shortened(60))
 @given(data=st.data())
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_every_option_keeps_plans_in_their_episode_and_in_time(

@@ -13,6 +13,7 @@ import pytest
 import rlmesh_gym as rg
 from rlmesh_gym.errors import RemoteError
 from tests.fake_envs import CountingEnv
+from tests.lengths import IS_THOROUGH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +80,7 @@ def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 def test_an_answer_for_which_a_client_has_no_memory() -> None:
     with rg.EnvServer([LoudEnv(50), LoudEnv(50)]) as server:
         said = []
-        for mib in (10, 40):
+        for mib in (10, 40) if IS_THOROUGH else (20,):
             with child(CLIENT, server.address, str(mib)) as client:
                 out, errors = client.communicate(timeout=60)
             assert client.returncode == 0, errors

@@ -252,7 +252,7 @@ def test_wait_and_serve_return_when_all_is_closed(kind: Kind) -> None:
         assert proceed.wait(WAIT)
 
     gate.on_close = linger
-    server = kind.make(gate, allow_remote_shutdown=True, close_timeout=WAIT)
+    server = kind.make(gate, allow_remote_shutdown=True, close_timeout=WAIT, drain_timeout=0.1)
     server.start()
     thread = threading.Thread(target=server.serve)
     thread.start()
