@@ -169,11 +169,13 @@ def play_vector(
     steps: int,
     until: float,
     seed: int,
+    interrupted: int = 0,
     models: Fleet | None = None,
 ) -> Tally:
     """Step all lanes, through whatever is done to the endpoints, and to the model if there is one.
 
-    Without a model actions are drawn at random.
+    Without a model actions are drawn at random. It goes on for so many steps, and until so many
+    episodes were interrupted, or the time is over.
     """
     watcher = Watcher(fleet, mode)
     rng = np.random.default_rng(seed)
@@ -191,7 +193,10 @@ def play_vector(
         harmed = [one for one in (fleet, models) if one is not None]
         for one in harmed:
             one.begin()
-        while watcher.tally.steps < steps and time.monotonic() < until:
+        tally = watcher.tally
+        while tally.steps < steps or tally.interrupted < interrupted:
+            if time.monotonic() > until:
+                break
             if policy is None:
                 actions = rng.integers(NUM_ACTIONS, size=envs.num_envs)
             else:

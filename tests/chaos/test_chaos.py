@@ -17,29 +17,36 @@ from tests.chaos.play import Watcher, play_run, play_vector
 if TYPE_CHECKING:
     from pathlib import Path
 
-SECONDS = 3.0
+LONGEST = 120.0
+"""Seconds; they end with what has happened, which takes as long as the machine needs."""
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.value)
 def test_nothing_is_lost_or_doubled(mode: AutoresetMode, socket_dir: Path) -> None:
     with env_fleet(socket_dir, 8, seed=1, pause=0.1, native=mode.value) as fleet:
-        until = time.monotonic() + SECONDS
-        tally = play_vector(fleet, mode, steps=10_000, until=until, seed=1)
+        until = time.monotonic() + LONGEST
+        tally = play_vector(fleet, mode, steps=60, interrupted=40, until=until, seed=1)
     assert tally.violations == []
-    assert tally.interrupted > 0
-    assert tally.episodes > 100
+    assert tally.interrupted >= 40
+    assert tally.steps >= 60
 
 
 @pytest.mark.timeout(180)
 def test_a_policy_that_is_lost_too(socket_dir: Path) -> None:
     with (
         env_fleet(socket_dir, 2, seed=2, pause=0.3) as fleet,
-        model_fleet(socket_dir, seed=2, pause=0.5) as models,
+        model_fleet(socket_dir, seed=1, pause=0.3) as models,
     ):
-        until = time.monotonic() + SECONDS
+        until = time.monotonic() + LONGEST
         tally = play_vector(
-            fleet, AutoresetMode.NEXT_STEP, steps=10_000, until=until, seed=2, models=models
+            fleet,
+            AutoresetMode.NEXT_STEP,
+            steps=60,
+            interrupted=20,
+            until=until,
+            seed=2,
+            models=models,
         )
         assert models.faults
     assert tally.violations == []
