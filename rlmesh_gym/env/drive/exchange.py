@@ -44,10 +44,10 @@ class ActiveExchange:
     A reset's ``indices`` are the env_indices that it is about, with their ``seeds``.
 
     When it is over, it has returned ``infos`` (``is_done``) or was ended by ``error``.
-    ``before`` is what the user was shown of the endpoint's lanes, where others take part too, and
+    ``before`` is what the user was shown of the endpoint's lanes, where others take part too,
     ``steps_before`` counts the endpoint's steps until then, and ``over_before`` are the lanes whose
-    episodes had ended, None for none. ``is_torn`` means that a KeyboardInterrupt came while it was
-    at work, not while it waited, so nobody knows how much of it was done.
+    episodes had ended. ``is_torn`` means that a KeyboardInterrupt came while it was at work, not
+    while it waited, so nobody knows how much of it was done.
     """
 
     __slots__ = (
