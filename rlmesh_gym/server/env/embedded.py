@@ -130,11 +130,11 @@ def main(watcher: int | None = None) -> int:
         try:
             return _serve()
         finally:
+            _leave_in_time()  # First: SIGTERM may break off what follows.
             if watcher is not None:
                 with suppress(OSError):
                     os.kill(watcher, signal.SIGKILL)
                     os.waitpid(watcher, 0)
-            _leave_in_time()
 
 
 def _serve() -> int:
