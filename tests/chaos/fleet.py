@@ -97,7 +97,8 @@ class Endpoint:
         self.up()
         self.wire = Wire(f"{self._path}.wire", self._path)
         self.address = self.wire.address
-        self.faults: Counter[Kind] = Counter()
+        # All kinds from the beginning: it is read while another thread counts.
+        self.faults: Counter[Kind] = Counter(dict.fromkeys(_WEIGHTS, 0))
 
     def up(self) -> None:
         """Start the process, and wait until it listens."""
